@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 4 examples/evaluate_ddp.py
     torchrun --nproc-per-node 1 examples/evaluate_ddp.py --shards 67     # the same figures
 
-A DistributedSampler pads shards to one size by repeating samples, so its mean is that of another data set. Here each
-rank adds up its own sums, a rank that runs dry takes part in every step until all are done and adds nothing, and the sums of
-all ranks are added at the end: the mean over all supervised tokens, whatever the number of ranks.
+A DistributedSampler pads shards to one size by repeating samples, so its mean is that of another data set. Here each rank
+keeps sums of its own. A rank that runs dry takes part in every step until all ranks are done, and adds nothing. At the end the
+sums of all ranks are added, which gives the mean over all supervised tokens for any number of ranks.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(VOCABULARY, 32), nn.Tanh(), nn.Linear(32, VOCABULARY)).double()
-    model.eval()  # without gradients DDP has nothing to synchronize: the bare model does
+    model.eval()  # without gradients DDP has nothing to synchronize, so the bare model is enough
     loader = ODBDataLoader(
         Texts(sum(args.shards[:rank]), args.shards[rank]),
         shard="given",  # this rank's data set is its shard; for one data set on all ranks leave this out
@@ -75,11 +75,11 @@ def main() -> None:
         batching=Batching(window=16),
     )
 
-    totals = torch.zeros(3, dtype=torch.float64)  # loss, tokens predicted right, tokens
+    totals = torch.zeros(3, dtype=torch.float64)  # loss, tokens predicted correctly, tokens
     numbers = []
     with loader, torch.no_grad():
         for batch, info in loader.steps():
-            # On every rank, idle or not: a sharded model (FSDP) gathers its weights here.
+            # On every rank, idle or not, because a sharded model (FSDP) gathers its weights here.
             logits = model(batch["input_ids"])[:, :-1].flatten(0, 1)
             if info.is_idle:
                 continue

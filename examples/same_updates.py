@@ -4,8 +4,8 @@
     torchrun --standalone --nproc-per-node 2 examples/same_updates.py --double    # the weights agree to 1e-9 after each update
     torchrun --standalone --nproc-per-node 2 examples/same_updates.py --lengths mm_mix_real --longest 1024
 
-Both have the same samples in each optimizer update. Prints loss, time and the greatest difference between the weights of both
-runs. ``--lengths`` takes random texts as long as those of a trace: one that `odb-ref simulate` knows by name, or a file.
+Both have the same samples in each optimizer update. Prints loss, time and the greatest difference between the weights of the
+two runs. ``--lengths`` makes random texts as long as those of a trace: a name that `odb-ref simulate` knows, or a file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 class Order(DistributedSampler):
-    """The order of a DistributedSampler of one rank: that of all ranks together."""
+    """The order of a DistributedSampler with one rank, which is that of all ranks together."""
 
     def __init__(self, data: Dataset) -> None:
         super().__init__(data, 1, 0, seed=1)
@@ -73,13 +73,13 @@ class Model(nn.Module):
 
 
 def compute_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The sum over the supervised tokens. Padding stands behind what is predicted from, so it changes nothing."""
+    """Sums the loss over the supervised tokens. Padding follows the tokens that are predicted from, so it changes nothing."""
     logits, labels = model(batch["input_ids"])[:, :-1], batch["labels"][:, 1:].flatten()
     return nn.functional.cross_entropy(logits.flatten(0, 1), labels, ignore_index=-100, reduction="sum")
 
 
 class Trainer:
-    """One update after another, with the same optimizer and rate."""
+    """Makes one update after another, with the same optimizer and learning rate."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
@@ -90,7 +90,7 @@ class Trainer:
         self._began_s = time.monotonic()
 
     def update(self, loss: float) -> None:
-        """Steps the optimizer, and notes the mean loss of the update's tokens."""
+        """Steps the optimizer, and notes the mean loss over the update's tokens."""
         self.optimizer.step()
         self.optimizer.zero_grad()
         total = torch.tensor([loss], dtype=torch.float64)
@@ -101,7 +101,7 @@ class Trainer:
 
 
 def train_fixed(data: ByteTexts, options: argparse.Namespace) -> Run:
-    """Fixed batches: each rank accumulates its part of an update in batches of one size, weighed by the update's tokens."""
+    """Trains with fixed batches. Each rank accumulates its part of an update, weighted by the update's tokens."""
     trainer, rank, world_size = Trainer(options), dist.get_rank(), dist.get_world_size()
     order = Order(data)
     for epoch in range(options.epochs):
@@ -116,7 +116,7 @@ def train_fixed(data: ByteTexts, options: argparse.Namespace) -> Run:
             total = 0.0
             for number, group in enumerate(groups, 1):
                 trainer.model.require_backward_grad_sync = number == steps
-                # A rank that has fewer samples in the last update trains on one of its own again, with weight 0.
+                # A rank with too few samples in the last update trains on one of its own again, with weight 0.
                 weight = world_size / int(count) if group else 0.0
                 loss = compute_loss(trainer.model, collate(group or [data[places[rank]]])) * weight
                 loss.backward()
@@ -126,7 +126,7 @@ def train_fixed(data: ByteTexts, options: argparse.Namespace) -> Run:
 
 
 def train_ours(data: ByteTexts, options: argparse.Namespace) -> Run:
-    """The same updates: their samples in micro-batches formed by length, under the memory that the fixed ones take."""
+    """Makes the same updates, with their samples in micro-batches formed by length, in the memory of the fixed batches."""
     trainer, total = Trainer(options), 0.0
     loader = ODBDataLoader(
         data,

@@ -1,4 +1,4 @@
-"""What the code blocks of the documents run on where they do not run on yours: 480 made-up texts and a small model.
+"""A stand-in for the user's code in the documents' code blocks: 480 made-up texts and a small model.
 
 from examples.toy import collate, dataset, model, optimizer
 """
@@ -16,11 +16,11 @@ from torch.utils.data import Dataset
 VOCABULARY: Final = 128
 
 lengths = [20 + (number * 7919 % 500) ** 2 // 1_250 for number in range(480)]
-"""In tokens: from 20 to 219, the short ones in the majority."""
+"""In tokens: from 20 to 219, most of them short."""
 
 
 class Texts(Dataset[dict[str, torch.Tensor]]):
-    """Each text is supervised in all its tokens."""
+    """Texts whose tokens are all supervised."""
 
     def __len__(self) -> int:
         return len(lengths)
@@ -31,7 +31,7 @@ class Texts(Dataset[dict[str, torch.Tensor]]):
 
 
 def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Pads the samples of a batch: each tensor has the shape [samples, longest]."""
+    """Pads the samples of a batch. Each tensor has the shape [samples, longest]."""
     return {
         "input_ids": pad_sequence([sample["input_ids"] for sample in samples], batch_first=True),
         "labels": pad_sequence([sample["labels"] for sample in samples], batch_first=True, padding_value=-100),
@@ -39,7 +39,7 @@ def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 class Model(nn.Module):
-    """Predicts each token from the one before, and answers as a causal language model of transformers does."""
+    """Predicts each token from the one before, and returns its output as a causal language model of transformers does."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,10 +3,10 @@
     pip install 'odb-ref[torch,accelerate]'
     torchrun --nproc-per-node 2 examples/train_accelerate.py
 
-`Accelerator.prepare` is for the model and the optimizer; the loader is passed beside it or through it, which changes nothing:
-an `ODBDataLoader` is not re-sharded and not re-batched. What prepare would do for a plain loader, moving a batch to the
-device, is one line here. Ranks see different samples, and their losses are weighed once, by this loop; gradients are averaged
-over ranks at the end of each update, which the loader knows.
+`Accelerator.prepare` is for the model and the optimizer. It may also be given the loader, which changes nothing: an
+`ODBDataLoader` is not re-sharded or re-batched. For a plain loader prepare would also move batches to the device, which is one
+line here. Ranks see different samples, and this loop weighs their losses once. Gradients are averaged over ranks at the end of
+each update, which the loader knows.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> None:
     loader.close()
 
     checksum = sum(parameter.detach().sum().item() for parameter in model.parameters())
-    # Not `accelerator.gather`: after it, a process that ends at once may hang (docs/howto/diagnose.md).
+    # Not `accelerator.gather`, after which a process that ends at once may hang (docs/howto/diagnose.md).
     results = gather_objects((steps, numbers, checksum))
     if accelerator.is_main_process:
         for rank, (count, own, _) in enumerate(results):

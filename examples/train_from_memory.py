@@ -1,9 +1,9 @@
-"""A budget from the memory that steps take, and steps that go in halves when it runs out; on the CPU, where both are pretended.
+"""A budget from the memory that steps take, and steps split in halves when it runs out; both are simulated on the CPU.
 
     torchrun --nproc-per-node 2 examples/train_from_memory.py
 
-The budget is fitted with fake tensors, so nothing is allocated. Every third batch of several samples then runs out of memory on
-the way: it goes in halves, and every sample is trained on exactly once.
+The budget is fitted with fake tensors, so nothing is allocated. Every third batch of several samples then pretends to run out
+of memory. It is split into halves, and every sample is trained on exactly once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from odb_ref.torch.loop import StepGuard, fit_token_budget, rehearse, scaled_lea
 
 VOCABULARY = 128
 LENGTHS = [8 + (37 * number) % 120 for number in range(60)]
-REFERENCE_TOKENS = 2_000  # of the update that the learning rate was tuned for
+REFERENCE_TOKENS = 2_000  # in the update for which the learning rate was tuned
 
 
 class Texts(torch.utils.data.Dataset):

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 4 examples/train_fsdp2.py
 
-A mesh of two data-parallel ranks times two ranks that stand for tensor or context parallelism: the loader is given the
-data-parallel dimension, so both peers of a data-parallel rank get the same batches. The optimizer steps once in four
+The mesh has two data-parallel ranks times two that stand for tensor or context parallelism. The loader is given the
+data-parallel dimension, so both peers of a data-parallel rank get the same batches. The optimizer steps once every four
 micro-steps, with the gradient of the mean over all supervised tokens of all four on all ranks.
 """
 
@@ -27,7 +27,7 @@ SHARDS = (40, 11)
 
 
 def make_sample(number: int) -> dict[str, torch.Tensor]:
-    """A made-up token sequence of uneven length, the first quarter of it masked as a prompt."""
+    """Makes a token sequence of uneven length, the first quarter of it masked as a prompt."""
     generator = torch.Generator().manual_seed(number)
     length = int(torch.randint(4, 200, (), generator=generator))
     ids = torch.randint(1, VOCABULARY, (length,), generator=generator)
@@ -50,7 +50,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings(
         "ignore", message="FSDP2-wrapped module"
-    )  # about outputs that are views, which nobody writes to
+    )  # about outputs that are views, which are never written to
     dist.init_process_group("gloo")
     world_size = dist.get_world_size()
     if world_size != 2 * len(SHARDS):
@@ -73,7 +73,7 @@ def main() -> None:
         batching=Batching(window=16),
         loss=Loss(
             accumulation_steps=4, reduction="sum"
-        ),  # a sum is defined for a batch without a supervised token, a mean is not
+        ),  # unlike a mean, a sum is defined for a batch without a supervised token
     )
     steps, updates, numbers = 0, 0, []
     with loader:

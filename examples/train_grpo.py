@@ -3,9 +3,9 @@
     torchrun --standalone --nproc-per-node 2 examples/train_grpo.py            # a toy policy learns to end its answers
     torchrun --standalone --nproc-per-node 2 examples/train_grpo.py --check    # gradients are those of one process
 
-Each rank answers prompts of its own, several times each. Ranks have unlike numbers of answers: one with fewer than there are
-micro-batches runs its shortest again, with an empty loss mask. An answer is judged by the other answers to its prompt; the
-loss is the mean over all tokens of all ranks.
+Each rank answers prompts of its own, several times each, so ranks have different numbers of answers. A rank with fewer answers
+than there are micro-batches runs its shortest again, with an empty loss mask. An answer is judged against the other answers to
+its prompt. The loss is the mean over all tokens of all ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Columns = dict[str, torch.Tensor]
 
 
 class Rollouts(dict):
-    """Columns with a row for each answer: what is used of a TensorDict."""
+    """Columns with a row for each answer. They replace a TensorDict."""
 
     def __init__(self, columns: Columns, batch_size: int) -> None:
         super().__init__(columns)
@@ -36,7 +36,7 @@ class Rollouts(dict):
 
 
 class Policy(nn.Module):
-    """Predicts the next token from the last one alone."""
+    """Predicts the next token from the last one only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,9 +55,9 @@ def roll_out(policy: nn.Module, prompts: list[int], generator: torch.Generator) 
         chosen = torch.multinomial(policy(ids[:, -1]).exp(), 1, generator=generator)
         ids = torch.cat([ids, chosen], 1)
     ends = (ids == END).cumsum(1)
-    mask = (ends == 0) | ((ids == END) & (ends == 1))  # up to the first END
+    mask = (ends == 0) | ((ids == END) & (ends == 1))  # up to and including the first END
     lengths = mask.sum(1)
-    groups = (-lengths.double()).view(len(prompts), ANSWERS)  # the shorter, the better
+    groups = (-lengths.double()).view(len(prompts), ANSWERS)  # shorter is better
     advantages = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
     loss_mask = mask.clone()
     loss_mask[:, 0] = False  # the prompt
@@ -71,17 +71,17 @@ def roll_out(policy: nn.Module, prompts: list[int], generator: torch.Generator) 
 
 
 def compute_loss(policy: nn.Module, batch: Rollouts) -> torch.Tensor:
-    """The sum over all tokens that carry loss."""
+    """Sums the loss over all tokens that carry loss."""
     chosen = policy(batch["input_ids"][:, :-1]).gather(2, batch["input_ids"][:, 1:, None])[..., 0]
     return -(chosen * batch["advantages"][:, None] * batch["loss_mask"][:, 1:]).sum()
 
 
 def update(policy: nn.Module, rollouts: Rollouts, group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """Adds the gradient of an optimizer step; returns how many micro-batches each rank had, and how many were idle in all."""
+    """Adds the gradient of an optimizer step. Returns each rank's micro-batches, and the idle ones of all ranks."""
     tokens = rollouts["loss_mask"].sum()
     dist.all_reduce(tokens, group=group)
     parts, _ = rearrange_micro_batches(rollouts, BUDGET, dp_group=group)
-    for part in parts:  # as many on each rank
+    for part in parts:  # the same number on each rank
         (compute_loss(policy, part) * dist.get_world_size(group) / tokens).backward()
     idle = torch.tensor(sum(not part["loss_mask"].any() for part in parts))
     dist.all_reduce(idle, group=group)
@@ -89,7 +89,7 @@ def update(policy: nn.Module, rollouts: Rollouts, group: dist.ProcessGroup | Non
 
 
 def compute_whole_gradient(policy: nn.Module, rollouts: Rollouts) -> list[torch.Tensor]:
-    """The gradient of one process that has the answers of all ranks."""
+    """Computes the gradient in a single process that has the answers of all ranks."""
     every: list[Rollouts | None] = [None] * dist.get_world_size()
     dist.all_gather_object(every, rollouts)
     tokens = sum(int(own["loss_mask"].sum()) for own in every if own is not None)

@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 2 examples/train_hf_trainer.py --out hf-run --resume hf-run/checkpoint-4
 
 `ODBTrainer` is the Trainer with one more argument. Each update holds the samples that the plain Trainer would put into it, and
-has the gradient of the mean over their supervised tokens; a checkpoint goes on at the sample where it was saved.
+has the gradient of the mean over their supervised tokens. A run resumed from a checkpoint continues at the next sample.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> None:
         args,
         train_dataset=Texts(),
         data_collator=collate,
-        # Each update holds the samples that the plain Trainer would put into it; only its micro-batches go by length.
+        # Each update holds the samples that the plain Trainer would put into it. Only its micro-batches are formed by length.
         odb=ODBOptions(token_budget=600),
     )
     trainer.train(resume_from_checkpoint=options.resume)

@@ -1,11 +1,11 @@
-"""A sharded vision tower, and ranks that have no image in a step, on the CPU.
+"""A sharded vision tower, and ranks without an image in a step, on the CPU.
 
     torchrun --nproc-per-node 2 examples/train_images.py
 
 A sharded tower (FSDP, ZeRO-3) has collectives of its own: a rank that calls it waits for every other rank to call it too.
-Whether a batch has images differs from rank to rank, and a rank cannot know it of the others. `StepInfo.global_costs` says it:
-how many patches the step has on all ranks. Where that is above 0, every rank runs the tower, one without an image on a dummy
-patch that counts for nothing; where it is 0, none does, not even a rank whose idle batch is a replay of a sample with an image.
+Whether a batch has images differs from rank to rank, and no rank knows about the others. `StepInfo.global_costs` tells it how
+many patches the step has on all ranks. If there are any, every rank runs the tower, and one without an image runs it on a dummy
+patch that counts for nothing. Otherwise no rank does, even if its idle batch is a replay of a sample with an image.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from odb_ref import Batching, ODBDataLoader, StepInfo, gather_objects
 
 VOCABULARY = 128
 IMAGE = 1
-"""The token that stands where a patch does."""
+"""The token that stands in the place of a patch."""
 PATCH = 12
 SHARDS = (40, 11)
 
 
 def make_sample(number: int) -> dict[str, torch.Tensor]:
-    """A made-up text of uneven length; one in five has an image, of some of its tokens."""
+    """Makes a text of uneven length. One in five has an image, which takes some of its tokens."""
     generator = torch.Generator().manual_seed(number)
     length = int(torch.randint(4, 200, (), generator=generator))
     ids = torch.randint(2, VOCABULARY, (length,), generator=generator)
@@ -54,7 +54,7 @@ def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 class Model(nn.Module):
-    """Embeds tokens, and the patches of images where they belong; the tower is sharded on its own."""
+    """Embeds tokens, and puts the patches of images in their places. The tower is sharded separately."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,14 +69,14 @@ class Model(nn.Module):
             seen = self.tower(patches)
             self.tower_runs += 1
             self.dummy_runs += is_dummy
-            # A dummy is part of the graph as well, or the tower's backward pass would wait for this rank.
+            # A dummy must be part of the graph too, or the tower's backward pass on other ranks would wait for this rank.
             is_image = (input_ids == IMAGE)[..., None]
             hidden = hidden + 0 * seen.sum() if is_dummy else hidden.masked_scatter(is_image, seen)
         return self.head(hidden)
 
 
 def choose_patches(batch: dict[str, torch.Tensor], info: StepInfo) -> tuple[torch.Tensor | None, bool]:
-    """Returns what this rank runs the tower on, None where no rank does; and whether that is a dummy."""
+    """Returns the patches that this rank runs the tower on, or None if no rank runs it, and whether they are a dummy."""
     if not info.global_costs[0]:
         return None, False
     own = batch.get("pixel_values")
@@ -91,7 +91,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings(
         "ignore", message="FSDP2-wrapped module"
-    )  # about outputs that are views, which nobody writes to
+    )  # about outputs that are views, which are never written to
     dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
     rank = dist.get_rank()
     if dist.get_world_size() != len(SHARDS):

@@ -3,7 +3,7 @@
     pip install 'odb-ref[torch,lightning]'
     torchrun --nproc-per-node 2 examples/train_lightning.py --ranks 2
 
-`LightningLoader` is the train loader and brings a callback; `scale_loss` weighs the loss of a training step, so that each
+`LightningLoader` is the train loader and comes with a callback. `scale_loss` weighs the loss of a training step, so that each
 update has the gradient of the mean over the supervised tokens of all ranks and of all its micro-steps.
 """
 

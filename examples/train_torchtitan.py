@@ -1,17 +1,17 @@
-"""A hand-written loop in torchtitan's manner: FSDP2, a schedule, checkpoints of all there is to save.
+"""A hand-written loop in the style of torchtitan: FSDP2, a schedule, and checkpoints of the whole training state.
 
     torchrun --nproc-per-node 2 examples/train_torchtitan.py --stop-after 5
     torchrun --nproc-per-node 2 examples/train_torchtitan.py --resume
     torchrun --nproc-per-node 2 examples/train_torchtitan.py --fixed
 
-The second command goes on from the first one's checkpoint, in the middle of the epoch, with the batches, rates and losses
-that an uninterrupted training has. The third trains with fixed batches, as torchtitan does: rates, losses and weights after
-each update are the same. With ``--torchtitan`` the model is torchtitan's own small Llama 3, sharded by its own function
-(``pip install torchtitan triton``); else a small transformer.
+The second command continues from the first one's checkpoint, in the middle of the epoch, with the batches, rates and losses of
+an uninterrupted training run. The third trains with fixed batches, as torchtitan does: rates, losses and weights after each
+update are the same. With ``--torchtitan`` the model is torchtitan's own small Llama 3, sharded by its own function
+(``pip install torchtitan triton``). Without it, the model is a small transformer.
 
-Three things change in torchtitan's loop. Batches come with what belongs to them. The number of valid tokens on all ranks,
-which it counts and adds up before the forward pass, is in that already: it is what `StepInfo.scale` divides by. And an epoch
-ends on all ranks together, where torchtitan raises ``DataloaderExhaustedError`` on whichever rank runs dry first.
+Three things change in torchtitan's loop. Batches come with their `StepInfo`. It already contains the number of valid tokens on
+all ranks, which torchtitan counts and sums before the forward pass, and `StepInfo.scale` divides by that number. And an epoch
+ends on all ranks together, where torchtitan raises ``DataloaderExhaustedError`` on the first rank that runs dry.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ VOCABULARY = 128
 SAMPLES = 51
 UPDATE_SAMPLES = 8
 FIXED = 2
-"""Samples of a fixed batch."""
+"""The number of samples in a fixed batch."""
 WARM_UP = 2
-"""Updates in which the learning rate rises; it falls in the rest."""
+"""The number of updates in which the learning rate rises. It falls in the rest."""
 Step = tuple[dict[str, Tensor], Callable[[Tensor], Tensor], bool, list[int]]
-"""A batch, what its summed loss becomes, whether it ends an update, and the numbers of its samples."""
+"""A batch, the function that scales its summed loss, whether it ends an update, and the numbers of its samples."""
 
 
 class Block(nn.Module):
-    """Rows are padded on the right, so that a causal mask is all the mask they need."""
+    """A layer for rows that are padded on the right, which need no mask but the causal one."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Transformer(nn.Module):
 
 
 def make_model(mesh: dist.DeviceMesh) -> nn.Module:
-    """Every layer is sharded by itself, as torchtitan does it."""
+    """Makes the model, with every layer sharded separately, as torchtitan does it."""
     model = Transformer()
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
@@ -85,7 +85,7 @@ def make_model(mesh: dist.DeviceMesh) -> nn.Module:
 
 
 def make_torchtitan_model(mesh: dist.DeviceMesh) -> nn.Module:
-    """Two layers of its model for debugging. Its attention of choice has no backward pass on processors: torch's own has."""
+    """Makes two layers of torchtitan's debug model, with torch's attention, because its own has no backward pass on CPUs."""
     from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
     from torchtitan.models.common.attention import ScaledDotProductAttention
     from torchtitan.models.llama3 import llama3_configs
@@ -99,14 +99,14 @@ def make_torchtitan_model(mesh: dist.DeviceMesh) -> nn.Module:
     for module in model.modules():
         if isinstance(
             module, FSDPModule
-        ):  # torchtitan has gradients added up over ranks; weights are for their average
+        ):  # torchtitan sums gradients over ranks, but our weights are made for their average
             module.set_gradient_divide_factor(mesh.size())
     model.init_weights(buffer_device=torch.device("cpu"))
     return model
 
 
 def make_sample(number: int) -> dict[str, Tensor]:
-    """A made-up token sequence of uneven length, the first quarter of it masked as a prompt."""
+    """Makes a token sequence of uneven length, the first quarter of it masked as a prompt."""
     generator = torch.Generator().manual_seed(number)
     length = int(torch.randint(4, 200, (), generator=generator))
     ids = torch.randint(1, VOCABULARY, (length,), generator=generator)
@@ -150,7 +150,7 @@ def read_ours(loader: ODBDataLoader) -> Iterator[Step]:
 
 
 def read_fixed(data: list[dict[str, Tensor]], order: DistributedSampler) -> Iterator[Step]:
-    """The same updates as torchtitan reads them: batches of one size, and the valid tokens of all ranks counted before."""
+    """Yields the same updates as torchtitan reads them: in batches of one size, with the valid tokens of all ranks counted."""
     rank, world_size, places = dist.get_rank(), dist.get_world_size(), list(order)
     for first in range(0, len(places), UPDATE_SAMPLES):
         own = [data[place] for place in places[first : first + UPDATE_SAMPLES][rank::world_size]]
@@ -159,7 +159,7 @@ def read_fixed(data: list[dict[str, Tensor]], order: DistributedSampler) -> Iter
         steps = UPDATE_SAMPLES // world_size // FIXED
         for step in range(steps):
             group = own[step * FIXED : (step + 1) * FIXED]
-            # A rank with nothing left computes one of its own again, for nothing: FSDP waits for it.
+            # A rank with nothing left computes a sample again, without effect, because FSDP waits for it.
             weight = world_size / int(tokens) if group else 0.0
             batch = collate(group or own[:1] or data[:1])
             numbers = batch["numbers"].tolist() if group else []
@@ -205,14 +205,14 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64 if args.double else torch.float32)
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # its outputs are views, which nobody writes to
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # its outputs are views, never written to
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("fsdp",))
     torch.manual_seed(0)
     model = (make_torchtitan_model if args.torchtitan else make_model)(mesh)
     training = Training(model, args.epochs * -(-SAMPLES // UPDATE_SAMPLES))
     data = [make_sample(number) for number in range(SAMPLES)]
-    order = DistributedSampler(data, num_replicas=1, rank=0, seed=1)  # of all ranks together
+    order = DistributedSampler(data, num_replicas=1, rank=0, seed=1)  # the order of all ranks together
     lines: list[str] = []
     with ODBDataLoader(
         data,
@@ -220,7 +220,7 @@ def main() -> None:
         update_samples=UPDATE_SAMPLES,
         sampler=order,
         collate_fn=collate,
-        loss=Loss(reduction="sum"),  # as torchtitan's; defined for a batch without a supervised token, too
+        loss=Loss(reduction="sum"),  # as in torchtitan, and defined for a batch without a supervised token
         mesh=mesh,
     ) as loader:
         saved = {"training": training, "loader": JobState(loader)}

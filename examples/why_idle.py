@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def explain(traces: list[str]) -> None:
-    """Prints a line for each round with idle steps, and how many there are of each kind.
+    """Prints a line for each round with idle steps, and the number of each kind.
 
     Raises: UsageError when a file is not a trace.
     """
@@ -51,9 +51,9 @@ def explain(traces: list[str]) -> None:
                     numbers = [str(step["number"]) for step in effect["steps"] if not step["positions"]]
                     if not numbers:
                         continue
-                    # The counts of a round are collated before its successor's offer is posted: this is the round's own.
+                    # A round's counts are collated before the next round's offer is posted, so this offer is the round's own.
                     own, most = offers[record.rank], agreements[record.rank].groups_max
-                    # A window that is bounded in bytes may hold fewer samples than others' need steps.
+                    # A window that is bounded in bytes may hold fewer samples than the other ranks need steps.
                     why = "its source has ended" if own.groups_min == NONE else "its window is small"
                     print(
                         f"rank {record.rank}, round {effect['round']}: steps {', '.join(numbers)} idle; it held "

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Fails when a proof is not one, when a theorem says something else than what was reviewed, or when a part is missing.
+"""Fails if a proof has a gap, if a theorem states something other than what was reviewed, or if a part is missing.
 
-What is claimed stands in ``statements.golden``: the theorems of ``Main.v`` as Coq prints them, to be read; digests of every
-theorem of the tables in ``README.md``, of the definitions that any of them rests on down to Coq's library, of the tables' rows,
-and of how the model becomes a program; and the file that extracts it. ``./audit.py --accept`` writes it anew: its diff is what
-a reviewer has to look at. ``./audit.py --here --show Machine. Loss.lossy_step`` prints what stands behind digests, by how names
-begin.
+``statements.golden`` records what is claimed: the theorems of ``Main.v`` as Coq prints them, for people to read; digests of
+every theorem in the tables of ``README.md``, of all our definitions on which they rest, of the tables' rows, and of how the
+model becomes a program; and the file that extracts it. ``./audit.py --accept`` rewrites it, and its diff shows a reviewer what
+changed. ``./audit.py --here --show Machine. Loss.lossy_step`` prints the texts behind digests, selected by the beginnings of
+their names.
 
-- The copy: all that is asked of Coq is asked of a copy of the sources, compiled from nothing by `coqc` alone. What was compiled
-  here before, and how, does not count. ``--here`` asks what is compiled here instead, which is quicker.
-- The text: ASCII; no gap, no axiom, no switch that turns a check off, no command that would hide one. Sentences are those that
-  Coq itself reports to have read.
-- The statements: digests are of what Coq prints with nothing left out: no notation, no coercion, no implicit argument.
-- The parts: the files, ``_CoqProject`` and the theorem table name each other, and nothing else.
-- The kernel: no theorem of the table rests on an axiom. ``./audit.py --whole`` goes on to have `coqchk`, a checker of its own,
-  judge everything that was compiled, Coq's library included.
+- The copy: every question goes to a copy of the sources that `coqc` alone compiled from scratch. Files compiled here earlier do
+  not matter. ``--here`` asks the files compiled here instead, which is faster.
+- The text: ASCII, without gaps, axioms, switches that turn off a check, or commands that hide one. Its sentences are those
+  that Coq itself reports to have read.
+- The statements: digests cover what Coq prints with nothing left out: no notation, no coercion, no implicit argument.
+- The parts: the files, ``_CoqProject`` and the theorem table name the same things.
+- The kernel: no theorem of the table rests on an axiom. ``./audit.py --whole`` also lets `coqchk`, an independent checker,
+  judge everything that was compiled, including Coq's library.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ HERE = Path(__file__).resolve().parent
 GOLDEN = HERE / "statements.golden"
 CORES = len(os.sched_getaffinity(0))
 HEAP = "s=16M,o=400"
-"""How OCaml keeps memory for Coq's programs: half of Coq's own young heap, which costs time to touch, and fewer collections."""
+"""OCaml's memory settings for Coq: a young heap of half Coq's own size, which takes time to touch, and fewer collections."""
 PAGE = "Main"
-"""The file whose theorems are there to be read."""
+"""The file whose theorems are meant to be read."""
 EXTRACTION = "Extract"
-"""The file that proves nothing: it writes the model as a program."""
+"""The file without proofs, which writes the model as a program."""
 EXTRACTING = ("Extraction", "Extract")
-"""What only that file may say."""
+"""Commands that only `EXTRACTION` may use."""
 MADE = ("extracted/model.ml", "extracted/model.mli")
 BUILT_BY = ("extracted/main.ml", "Makefile")
-"""What else decides what the program does that the Python is compared with: what is around the model, and how all is linked."""
+"""Other files that shape the program with which the Python is compared: the code around the model, and its linking."""
 HEAD = """\
 What is proved: the theorems of Main.v, with every hypothesis, as Coq prints them; and digests of all else that README.md lists.
 Written by `./audit.py --accept`. A change of this file is a change of what is claimed: review it as one.
@@ -53,9 +53,9 @@ Written by `./audit.py --accept`. A change of this file is a change of what is c
 COMMANDS = re.compile(
     "From|Require|Import|Open|Arguments|Notation|Ltac|Section|End|Definition|Fixpoint|Record|Inductive|Lemma|Theorem|Proof"
 )
-"""What a file may say outside proofs. Nothing of it assumes, hides, or turns a check off."""
+"""Commands that a file may use outside proofs. None of them assumes anything, hides anything, or turns off a check."""
 ASSUMING = re.compile("Variables?|Hypothes[ie]s|Context")
-"""What a file may say inside a section, which closes it: the statement shows it as a hypothesis."""
+"""Commands that a file may use inside a section. After its end, statements show them as hypotheses."""
 GAPS = re.compile("Admitted|admit|give_up|Abort|Axiom|Parameter|bypass_check")
 PROPERTIES = re.compile(
     "ALIGN|CONSERVE|COVER|ONCE|QUOTA|FREE|TERM|ABORT|RELEASE|STOP|BUDGET|SIZES|FEWEST|AGE|ORDER|WEIGHT|DEAL|UPDATE|REPLAY|RESUME|PLAN"
@@ -63,11 +63,11 @@ PROPERTIES = re.compile(
 
 
 class Refused(Exception):
-    """Something that the audit does not let pass."""
+    """The audit refuses something."""
 
 
 def run(folder: Path, *command: str | Path) -> str:
-    """What a command prints, on both streams: ``coqchk`` answers on the second. It sees of the environment where programs are.
+    """Returns what a command prints on both streams (``coqchk`` answers on stderr). It runs in a minimal environment.
 
     Raises: Refused when it fails.
     """
@@ -83,7 +83,7 @@ def run(folder: Path, *command: str | Path) -> str:
 
 
 def strip_comments(text: str) -> str:
-    """The text without comments, which may be nested, and without what strings say."""
+    """Returns the text without comments, which may be nested, and without strings."""
     kept: list[str] = []
     depth = 0
     for part in re.split(r'(\(\*|\*\)|"(?:[^"]|"")*")', text):
@@ -98,16 +98,16 @@ def strip_comments(text: str) -> str:
 
 
 def list_sentences(text: str) -> list[str]:
-    """The sentences of a file, without comments and strings."""
+    """Returns the sentences of a file, without comments and strings."""
     return re.split(r"(?<=\.)\s+", strip_comments(text).strip())
 
 
 def list_parsed_sentences(name: str, text: str, timing: str) -> list[str]:
-    """The sentences of a file as `coqc -time` says that it has read them, without comments and strings.
+    """Returns the sentences that `coqc -time` reports to have read, without comments and strings.
 
-    Raises: Refused where that leaves something out, or is not what Coq alone has said.
+    Raises: Refused when they do not cover the whole file, or Coq did not print them.
     """
-    # A tactic that a proof defines for itself is named again where the proof ends.
+    # Coq reports a tactic that a proof defines for itself again at the end of the proof.
     places = sorted({(int(first), int(end)) for first, end in re.findall(r"^Chars (\d+) - (\d+) \[", timing, re.M)})
     edges = [0, *(edge for place in places for edge in place), len(text)]
     gaps = (strip_comments(text[first:end]) for first, end in zip(edges[::2], edges[1::2], strict=True))
@@ -131,7 +131,7 @@ def check_sentences(name: str, sentences: Iterable[str]) -> None:
         start = sentence.lstrip("-+*{} \n")
         first = words[0] if words and start.startswith(words[0]) else start[:1]
         if is_proof:
-            # Tactics are in small letters; a command inside a proof, or a false end, could hide the rest.
+            # Tactics begin with a small letter. A command inside a proof, or a false end, could hide the rest.
             is_proof = first != "Qed"
             if is_proof and first[:1].isupper() and first != "Ltac":
                 raise Refused(f"{name}: {first} has no place in a proof: {line}")
@@ -151,7 +151,7 @@ def check_sentences(name: str, sentences: Iterable[str]) -> None:
 
 
 class Row:
-    """A row of the theorem table: its properties, theorems and files."""
+    """A row of the theorem table: properties, theorems and files."""
 
     def __init__(self, line: str) -> None:
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -166,7 +166,7 @@ class Row:
 
 
 def read_modules() -> list[str]:
-    """The modules in the order of ``_CoqProject``, which holds nothing but them.
+    """Returns the modules in the order of ``_CoqProject``, which must hold nothing else.
 
     Raises: Refused when the files are others, or hold what they must not.
     """
@@ -188,7 +188,7 @@ def read_modules() -> list[str]:
 
 
 def read_table(modules: Sequence[str]) -> list[tuple[Row, list[str]]]:
-    """The rows of the table, each with the full names of its theorems. They are all theorems, and all of them are there.
+    """Returns the rows of the table with the full names of their theorems. Each must be a theorem, and none may be missing.
 
     Raises: Refused.
     """
@@ -224,7 +224,7 @@ def read_table(modules: Sequence[str]) -> list[tuple[Row, list[str]]]:
 
 @contextmanager
 def compile_copy(modules: Sequence[str]) -> Iterator[Path]:
-    """A folder with the sources alone, compiled. What is compiled comes back here, unless something is refused.
+    """Yields a folder that holds the compiled sources. The compiled files are copied back here unless something is refused.
 
     Raises: Refused.
     """
@@ -246,7 +246,7 @@ def compile_copy(modules: Sequence[str]) -> Iterator[Path]:
             check_sentences(f"{module}.v", list_parsed_sentences(f"{module}.v", text, said))
             return module
 
-        chain: dict[str, int] = {}  # what others wait for, one after another, comes first
+        chain: dict[str, int] = {}  # the length of the chain of modules that wait for it: longest first
         for module in reversed(modules):
             chain[module] = 1 + max((chain.get(user, 0) for user in modules if module in needs[user]), default=0)
         todo, compiled, running = sorted(modules, key=chain.__getitem__, reverse=True), set[str](), set[Future[str]]()
@@ -267,7 +267,7 @@ def compile_copy(modules: Sequence[str]) -> Iterator[Path]:
 
 @contextmanager
 def take_compiled(modules: Sequence[str]) -> Iterator[Path]:
-    """This folder, as it is compiled. Quick, and no more to be trusted than the one who compiled it.
+    """Yields this folder as compiled, which is fast, but only as trustworthy as the person who compiled it.
 
     Raises: Refused.
     """
@@ -287,7 +287,7 @@ WHOLLY = ("Set Printing All.",)
 def ask(
     folder: Path, modules: Sequence[str], questions: Sequence[tuple[str, str]], manner: Sequence[str] = WHOLLY
 ) -> dict[str, str]:
-    """Coq's answers to questions, by what they are about. Nothing of ours is imported: names say where they come from."""
+    """Returns Coq's answers to questions, by subject. Our files are not imported, so full names show where they come from."""
     sentences = [
         f"From ODB Require {' '.join(module for module in modules if module != EXTRACTION)}.",
         *manner,
@@ -305,7 +305,7 @@ def ask(
 
 
 def list_definitions(folder: Path, modules: Sequence[str], statements: dict[str, str]) -> dict[str, str]:
-    """All definitions of ours that statements rest on, by name: those that they speak of, those that these do, and so on."""
+    """Returns all our definitions that statements rest on, directly or through other definitions, by name."""
     ours = re.compile(rf"\b(?:{'|'.join(modules)})\.[A-Za-z_][\w']*")
     printed: dict[str, str] = {}
     new = {name for text in statements.values() for name in ours.findall(text)} - statements.keys()
@@ -315,13 +315,13 @@ def list_definitions(folder: Path, modules: Sequence[str], statements: dict[str,
         new = {found for name in new for found in ours.findall(printed[name])} - printed.keys() - statements.keys()
     kept: dict[str, str] = {}
     for name, text in printed.items():
-        found = re.match(r"(?:Variant|Inductive)\s+(\w+)", text)  # what a constructor's name leads to as well
+        found = re.match(r"(?:Variant|Inductive)\s+(\w+)", text)  # also when reached through the name of a constructor
         kept[f"{name.partition('.')[0]}.{found[1]}" if found else name] = text
     return {name: kept[name] for name in sorted(kept)}
 
 
 def check_names(folder: Path, modules: Sequence[str]) -> None:
-    """Checks that no file of ours is called as one of Coq's library: answers would not tell the two apart.
+    """Checks that none of our files has the name of a file in Coq's library, since answers would not distinguish them.
 
     Raises: Refused.
     """
@@ -332,7 +332,7 @@ def check_names(folder: Path, modules: Sequence[str]) -> None:
 
 
 def check_axioms(folder: Path, modules: Sequence[str], theorems: Sequence[str]) -> None:
-    """Checks that no theorem rests on an axiom. One question for many: what they share is walked through once.
+    """Checks that no theorem rests on an axiom. Coq walks through what many theorems share only once if it is asked together.
 
     Raises: Refused.
     """
@@ -345,7 +345,7 @@ def check_axioms(folder: Path, modules: Sequence[str], theorems: Sequence[str]) 
 
 
 def check_compiled(folder: Path, modules: Sequence[str]) -> None:
-    """Fails unless the independent checker accepts all that was compiled, Coq's library included, and finds no axiom in it.
+    """Checks that the independent checker accepts everything compiled, including Coq's library, and finds no axiom in it.
 
     Raises: Refused.
     """
@@ -364,19 +364,19 @@ def check_compiled(folder: Path, modules: Sequence[str]) -> None:
 
 
 def compute_digest(text: str) -> str:
-    """128 bits of SHA-256, in hexadecimal."""
+    """Returns 128 bits of SHA-256, in hexadecimal."""
     return sha256(" ".join(text.split()).encode()).hexdigest()[:32]
 
 
 def list_libraries(modules: Sequence[str]) -> list[str]:
-    """What files ask for of Coq's library."""
+    """Returns the files of Coq's library that our files require."""
     texts = [(HERE / f"{module}.v").read_text() for module in modules]
     asked = [words.split() for text in texts for words in list_sentences(text) if words.startswith("Require")]
     return sorted({word.removesuffix(".") for words in asked for word in words} - {"Require", "Import"})
 
 
 def render(folder: Path, modules: Sequence[str], table: Sequence[tuple[Row, list[str]]]) -> tuple[str, dict[str, str]]:
-    """The text of ``statements.golden``, and what stands behind its digests."""
+    """Returns the text of ``statements.golden``, and the texts behind its digests, by name."""
     theorems = list(dict.fromkeys(name for _, names in table for name in names))
     on_page = [name for name in theorems if name.startswith(f"{PAGE}.")]
     readable = ask(folder, modules, [(name, f"Check {name}.") for name in on_page], READABLY)

@@ -1,13 +1,13 @@
-"""Makes `traceability.md`, which is not kept, the table of rungs in `properties.md`, and what README.md says of each
+"""Makes `traceability.md`, which is not committed, the table of rungs in `properties.md`, and README.md's summary of each
 property's evidence: `python spec/traceability.py`.
 
-Nothing in the tables is kept by hand. Rules come from `protocol.md`, properties from `properties.md`; who implements a rule
-and who keeps a property from docstrings (`Spec: R4.2`, `Preserves: ALIGN`); who tests it from the docstrings of tests
-(`Spec: R4.2`, `Checks: ALIGN`); models from the comments of `tla/*.cfg` (``\\* Checks:``, ``\\* Bounds:``); theorems from the
-table of `proofs/README.md`, as far as a theorem of that name stands in a `.v` file. Tests under `tests/explore` walk
-through every state of the code within bounds, so they count as model checking.
+Nothing in the tables is kept by hand. Rules come from `protocol.md`, properties from `properties.md`. Docstrings name the rules
+that code implements and the properties that it keeps (`Spec: R4.2`, `Preserves: ALIGN`), and docstrings of tests name what they
+test (`Spec: R4.2`, `Checks: ALIGN`). Models come from comments in `tla/*.cfg` (``\\* Checks:``, ``\\* Bounds:``), and theorems
+from the table of `proofs/README.md`, if a `.v` file holds a theorem of that name. Tests under `tests/explore` walk through
+every state of the code within bounds, so they count as model checking.
 
-With ``--check`` nothing is written; every problem is printed, and the exit code is 1 when there is one.
+``--check`` writes nothing. It prints every problem, and exits with 1 if there is one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RUNGS = ("<!-- rungs -->", "<!-- end of rungs -->")
 
 @dataclass(frozen=True)
 class Claim:
-    """One docstring that names rules or properties, and whose it is."""
+    """A docstring that names rules or properties, and its owner."""
 
     owner: str
     rules: frozenset[str]
@@ -43,12 +43,12 @@ class Claim:
 
 @dataclass
 class Sources:
-    """All that the tables are made from."""
+    """Everything that the tables are made from."""
 
     rules: dict[str, str] = field(default_factory=dict)
     properties: dict[str, tuple[str, ...]] = field(default_factory=dict)
     unproved: dict[str, str] = field(default_factory=dict)
-    """By property: what its proof leaves out, as its section says behind ``Not proved:``."""
+    """What each property's proof leaves out, according to ``Not proved:`` in its section."""
     invariants: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     non_properties: tuple[str, ...] = ()
     code: list[Claim] = field(default_factory=list)
@@ -69,7 +69,7 @@ def _claim(owner: str, text: str) -> Claim | None:
 
 
 def _read_docstrings(path: Path) -> Iterator[tuple[str, str]]:
-    """Owner and text of each docstring of a module, those under attributes too."""
+    """Yields the owner and text of each docstring of a module, including those under attributes."""
     module = path.relative_to(ROOT).with_suffix("").as_posix()
 
     def visit(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
@@ -105,7 +105,7 @@ def _read_claims(folder: Path) -> list[Claim]:
 
 
 def read_sources() -> Sources:
-    """Everything the tree says."""
+    """Reads the sources of the tables."""
     sources = Sources()
     for match in re.finditer(rf"^(?:\*\*({_ID})\.?\*\*|\| (I\d+) \|) ?(.*)$", _read("spec/protocol.md"), re.MULTILINE):
         sources.rules[match[1] or match[2]] = match[3]
@@ -165,7 +165,7 @@ def _is_exploration(claim: Claim) -> bool:
 
 
 def _is_evidence(claim: Claim, name: str) -> bool:
-    """True for a test of the property itself; a counterexample to something stronger does not count."""
+    """Returns True for a test of the property itself. A counterexample to something stronger does not count."""
     return name in claim.properties and not re.match(r"NP\d", claim.text)
 
 
@@ -174,7 +174,7 @@ def _is_test(claim: Claim) -> bool:
 
 
 def compute_rung(sources: Sources, name: str) -> str:
-    """How well a property is established, from what exists."""
+    """Returns how well a property is established, according to the existing evidence."""
     rungs = []
     if sources.theorems[name]:
         rungs.append("proved in part" if name in sources.unproved else "proved")
@@ -189,7 +189,7 @@ def compute_rung(sources: Sources, name: str) -> str:
 
 
 def _list(title: str, items: list[str], otherwise: str) -> list[str]:
-    """A heading and a line for each item, wrapped so that the page can be read as text."""
+    """Returns a heading and a line for each item, wrapped so that the page can be read as plain text."""
     if not items:
         return [f"- {title}: {otherwise}"]
     wrapped = [textwrap.fill(item, 116, initial_indent="  - ", subsequent_indent="    ") for item in items]
@@ -197,7 +197,7 @@ def _list(title: str, items: list[str], otherwise: str) -> list[str]:
 
 
 def _owners(claims: list[Claim]) -> list[str]:
-    """Names, short: one line a module, as ``module: a, b``."""
+    """Returns the names in short form: one line for each module, as ``module: a, b``."""
     grouped: dict[str, list[str]] = defaultdict(list)
     for claim in claims:
         module, _, name = claim.owner.partition(".")
@@ -206,7 +206,7 @@ def _owners(claims: list[Claim]) -> list[str]:
 
 
 def render(sources: Sources) -> str:
-    """The text of `traceability.md`."""
+    """Returns the text of `traceability.md`."""
     lines = [
         "# Traceability",
         "",
@@ -236,7 +236,7 @@ def render(sources: Sources) -> str:
 
 
 def render_rungs(sources: Sources) -> str:
-    """`properties.md` with its table of rungs as it should be."""
+    """Returns `properties.md` with its table of rungs updated."""
     text = _read("spec/properties.md")
     head, rest = text.split(_RUNGS[0])
     tail = rest.split(_RUNGS[1])[1]
@@ -248,7 +248,7 @@ def render_rungs(sources: Sources) -> str:
 
 
 def render_readme(sources: Sources) -> str:
-    """`README.md` with what its table of properties says of their evidence as it should be.
+    """Returns `README.md` with the evidence in its table of properties updated.
 
     Raises: ValueError when properties of one row are not established alike, or one has no row, or two.
     """
@@ -274,7 +274,7 @@ def render_readme(sources: Sources) -> str:
 
 
 def find_problems(sources: Sources) -> list[str]:
-    """What is wrong with the tree, a line each."""
+    """Returns the problems of the tree, a line each."""
     problems = []
     for rule in sorted(sources.rules, key=_order):
         if not any(rule in claim.rules for claim in sources.code):

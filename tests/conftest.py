@@ -1,12 +1,11 @@
-"""What is run: all tests, or one of three parts. ``make test`` runs two of them side by side, and the third alone.
+"""Selects what to run: all tests, or one of three parts. ``make test`` runs two of them side by side, and the third alone.
 
-A slice, which ``make test`` runs, has fewer cases of what is slow or random: see `list_slice` and `few`. ``make soak`` and
-a plain ``pytest`` run all.
+A slice, which ``make test`` runs, has fewer cases of slow or random tests: see `list_slice`, `few`. ``make soak`` and a plain
+``pytest`` run all.
 
-How much Hypothesis tries: its default, without deadlines; a quarter in a slice; few examples, always the same, while
-mutmut runs the tests. A deadline would measure how busy the machine is. Under mutmut (see tests/mutants/SURVIVORS.md) the
-suite runs some two thousand times, a mutant must meet the examples that the unmutated code met, and nobody reads a shrunk
-example.
+Hypothesis runs its default number of examples, without deadlines, which would measure how busy the machine is. A slice runs a
+quarter. Under mutmut (see tests/mutants/SURVIVORS.md) it runs a few examples, always the same: the suite then runs some two
+thousand times, a mutant must meet the examples that the original code met, and shrunk examples would not be read.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ settings.register_profile("slice", deadline=None, max_examples=25)
 
 
 _NEED_TORCH: Final = ("bench", "compat", "integrations", "lab", "peer", "torch")
-"""Folders that are left out where torch is not installed: except in CI, which fails there."""
+"""Folders that are left out if torch is not installed, except in CI, which fails there."""
 
 _HAS_TORCH: Final = os.environ.get("CI") == "true" or find_spec("torch") is not None
 
@@ -55,11 +54,11 @@ _WAITING: Final = (
     "test_random_faults.py",
     "test_stuck.py",
 )
-"""Those of tests that fork ranks by the dozen and wait for limits of seconds, of which a busy machine needs more."""
+"""Tests that fork dozens of ranks and wait for limits of seconds, which a busy machine exceeds."""
 
 
 def find_part(path: Path) -> str:
-    """Which part a file of tests belongs to."""
+    """Returns the part that a test file belongs to."""
     names = {path.parent.name, path.name}
     return "alone" if names & {*_ALONE} else "waiting" if names & {*_WAITING} else "together"
 
@@ -78,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spares every collection of garbage what is imported: a framework that collects does so in each rank of each test."""
+    """Excludes imported objects from garbage collections, which frameworks trigger in each rank of each test."""
     gc.collect()
     gc.freeze()
 
@@ -88,18 +87,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.name in _NEED_TORCH and not _HAS_TORCH:
         return True
     if part is None or collection_path.is_dir():
-        return None  # for other options to say
+        return None  # left to other options
     return True if find_part(collection_path) != part else None
 
 
 def list_slice(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Returns all but what is marked deep; of a test marked slow, about the fourth root of its cases, evenly spread."""
+    """Returns the tests not marked deep. A test marked slow keeps about the fourth root of its cases, evenly spread."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("deep") is None:
             is_slow = item.get_closest_marker("slow") is not None
             cases.setdefault(item.nodeid.partition("[")[0] if is_slow else item.nodeid, []).append(item)
-    # Every so many, an odd number: to meet both values of a last parameter that has two.
+    # The stride is odd, so that both values of a last parameter with two values occur.
     kept = {item for same in cases.values() for item in same[:: len(same) // round(len(same) ** (1 / 4)) | 1]}
     return [item for item in items if item in kept]
 

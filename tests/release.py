@@ -1,8 +1,8 @@
-"""A release, checked: ``python -m tests.release dist`` for who makes one (`make release`).
+"""A release check: ``python -m tests.release dist``, run by `make release`.
 
-The changelog has an entry of the version. The installed wheel passes in a folder that holds nothing else but tests:
-without an extra it names the one that is missing and checks traces, with [sim] it passes those of core and traces, with [torch]
-those of the loader.
+The changelog must have an entry for the version. The installed wheel must pass tests in a folder without anything else: without
+an extra it names the missing one and checks traces, with [sim] it passes the tests of core and traces, with [torch] those of
+the loader.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ TESTED = {
     "sim": ("tests/core", "tests/trace"),
     "torch": tuple(f"tests/torch/test_{name}.py" for name in LOADER),
 }
-"""The tests of each extra; both are installed for the second."""
+"""The tests of each extra. Both extras are installed for the second."""
 MISSING = "odb-ref simulate: needs the simulator: pip install 'odb-ref[sim]'"
 WHERE = "import odb_ref, odb_sim; print(odb_ref.__file__, odb_sim.__file__)"
 
 
 def find_entry(version: str) -> str | None:
-    """What the changelog has of a version; None when it has nothing."""
+    """Returns the changelog entry of a version, or None."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     found = re.search(rf"^## {re.escape(version)}\b[^\n]*\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     return found and found[1].strip()
 
 
 def test_wheel(wheel: Path) -> bool:
-    """Whether the tests pass from the installed wheel."""
+    """Returns whether the tests pass with the installed wheel."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder) / "empty"
         work.mkdir()

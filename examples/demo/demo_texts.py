@@ -1,4 +1,4 @@
-"""Real text for the demo: what is on any machine that runs Python, or the user's own JSON lines."""
+"""Real text for the demo: from any Python installation, or the user's own JSON lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a text; a model is to learn what ``is_supervised``."""
+    """A piece of a text, which a model should learn if it ``is_supervised``."""
 
     text: str
     is_supervised: bool
@@ -32,7 +32,7 @@ Text = tuple[Part, ...]
 
 
 def read_docstrings(limit: int) -> list[Text]:
-    """Up to ``limit`` docstrings of the installed Python standard library, module by module."""
+    """Returns up to ``limit`` docstrings of the installed Python standard library, module by module."""
     root = Path(sysconfig.get_paths()["stdlib"])
     texts: list[Text] = []
     for path in sorted(root.rglob("*.py")):
@@ -57,9 +57,9 @@ def _read_module(path: Path) -> Iterator[str]:
 
 
 def read_json_lines(path: Path, limit: int) -> list[Text]:
-    """Up to ``limit`` texts of a file of JSON lines: ``{"text"}``, ``{"prompt", "response"}`` or ``{"messages"}``.
+    """Returns up to ``limit`` texts of a file of JSON lines: ``{"text"}``, ``{"prompt", "response"}`` or ``{"messages"}``.
 
-    Prompts, and messages of anyone but the assistant, carry no loss.
+    Prompts, and messages by anyone but the assistant, carry no loss.
     Raises: UsageError with file and line.
     """
     texts: list[Text] = []

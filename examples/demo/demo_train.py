@@ -1,15 +1,15 @@
-"""Trains a small model on real text, with two ranks; three times.
+"""Trains a small model on real text, with two ranks, three times.
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 examples/demo/demo_train.py --out DIR [--text PATH]
 
-Once with fixed batches and gradient accumulation, as large as the longest text allows under the token budget; once with
-`ODBDataLoader` and the same samples in every optimizer update, so that only the clock can differ; and once in its free mode,
-whose updates are full steps, at the same learning rate. Writes a trace of the second for each rank, and as ``train.json`` the
-figures, and the loss over held-out texts by updates and by seconds.
+The first training uses fixed batches and gradient accumulation, with batches as large as the longest text allows under the
+token budget. The second uses `ODBDataLoader` with the same samples in every optimizer update, so that only the time can differ.
+The third uses its free mode, whose updates are full steps, at the same learning rate. Writes a trace of the second for each
+rank, and in ``train.json`` the figures, and the loss over held-out texts by updates and by seconds.
 
-With ``--runs N`` it trains N times in the free mode instead, with uneven shards, each time on the texts in another order, and
-writes the traces ``runNN-rankR.ndjson``: what ``odb-ref calibrate DIR/run*.ndjson`` fits a cost model to and judges it on. A
-``--width`` of 256 gives steps long enough (0.2 s on a slow core) for their time to be that of their tokens.
+With ``--runs N`` it trains N times in the free mode instead, with uneven shards and the texts in a different order each time,
+and writes traces ``runNN-rankR.ndjson``. ``odb-ref calibrate DIR/run*.ndjson`` fits and judges a cost model on them. A
+``--width`` of 256 makes steps long enough (0.2 s on a slow core) for their time to depend on their tokens.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ FIRST_SHARE: Final = 0.65
 """With ``--runs`` rank 0 holds this share of the texts; the other ranks share the rest."""
 UPDATE_SAMPLES: Final = 64
 FIXED: Final = TOKEN_BUDGET // MAX_TOKENS
-"""Samples of a fixed batch."""
+"""The number of samples in a fixed batch."""
 HELD_OUT: Final = 12
-"""One text of so many is held out."""
+"""One text in this many is held out."""
 EVALUATED: Final = 2
-"""The loss over held-out texts is computed after so many updates."""
+"""The number of updates between evaluations on the held-out texts."""
 WIDTH: Final = 48
 
 
@@ -62,7 +62,7 @@ class ByteModel(nn.Module):
         self.head = nn.Linear(width, 257)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits for the next byte: (samples, tokens, 257)."""
+        """Returns logits for the next byte, of shape (samples, tokens, 257)."""
         length = ids.shape[1]
         mask = nn.Transformer.generate_square_subsequent_mask(length)
         hidden = self.tokens(ids) + self.places(torch.arange(length))
@@ -74,7 +74,7 @@ Batch = dict[str, Tensor]
 
 
 def collate(samples: Sequence[Batch]) -> Batch:
-    """A padded batch."""
+    """Returns a padded batch."""
     return {
         "input_ids": pad_sequence([sample["input_ids"] for sample in samples], batch_first=True),
         "labels": pad_sequence([sample["labels"] for sample in samples], batch_first=True, padding_value=IGNORE_INDEX),
@@ -82,7 +82,7 @@ def collate(samples: Sequence[Batch]) -> Batch:
 
 
 def compute_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The sum over the batch's supervised tokens: unlike a mean it is defined where there is none."""
+    """Sums the loss over the batch's supervised tokens, because a mean is undefined if there are none."""
     logits = model(batch["input_ids"])
     loss: Tensor = cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum")
     return loss
@@ -90,7 +90,7 @@ def compute_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 @dataclass(slots=True)
 class Run:
-    """What one rank notes of a training run, step by step."""
+    """One rank's record of a training run, step by step."""
 
     padded_tokens: list[int] = field(default_factory=list)
     real_tokens: int = 0
@@ -106,7 +106,7 @@ class Run:
 
 
 class Training:
-    """A model, its optimizer, and the clock, which stands still while the held-out texts are looked at."""
+    """A model, its optimizer, and a clock that stops while the held-out texts are evaluated."""
 
     def __init__(self, width: int, held: Sequence[Batch] = ()) -> None:
         torch.manual_seed(0)
@@ -121,7 +121,7 @@ class Training:
         self._began = time.monotonic(), time.process_time()
 
     def step(self, batch: Batch, scale: float, *, samples: int, is_update_end: bool) -> None:
-        """Computes a micro-batch; at the end of an update gradients are averaged over ranks, and the optimizer steps."""
+        """Computes a micro-batch. At the end of an update, averages gradients over ranks and steps the optimizer."""
         self.model.require_backward_grad_sync = is_update_end
         (compute_loss(self.model, batch) * scale).backward()  # type: ignore[no-untyped-call]
         self.run.padded_tokens.append(batch["input_ids"].numel() if samples else 0)
@@ -143,7 +143,7 @@ class Training:
         self.run.cpu_s += time.process_time() - self._began[1]
 
     def finish(self) -> Run:
-        """Returns what was noted."""
+        """Returns the record."""
         self.stop()
         if self.run.curve and self.run.curve[-1][0] < self.run.updates:
             self._evaluate()
@@ -162,7 +162,7 @@ class Training:
 
 
 def train_odb(loader: ODBDataLoader[dict[str, Tensor]], training: Training) -> Run:
-    """One epoch over `ODBDataLoader`."""
+    """Trains for one epoch with `ODBDataLoader`."""
     for batch, info in loader.steps():
         training.step(batch, info.loss_scale, samples=info.local_samples, is_update_end=info.is_update_end)
     training.run.data_wait_s = loader.metrics()["odb/data_wait_s"]
@@ -170,7 +170,7 @@ def train_odb(loader: ODBDataLoader[dict[str, Tensor]], training: Training) -> R
 
 
 def train_fixed(data: Dataset[Batch], order: Sequence[int], training: Training) -> Run:
-    """One epoch of the same updates in batches of one size: each weighs by the supervised tokens of its update."""
+    """Trains for one epoch on the same updates in batches of one size, weighted by the supervised tokens of their update."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     steps = UPDATE_SAMPLES // world_size // FIXED
     for first in range(0, len(order), UPDATE_SAMPLES):
@@ -181,7 +181,7 @@ def train_fixed(data: Dataset[Batch], order: Sequence[int], training: Training) 
         dist.all_reduce(tokens)
         for step in range(steps):
             group = own[step * FIXED : (step + 1) * FIXED]
-            # A rank may have fewer samples of the last update: it computes another one, which weighs nothing.
+            # A rank may have too few samples in the last update. Then it computes another one, with weight 0.
             scale = world_size / max(1, int(tokens)) if group else 0.0
             batch = collate(group or [data[order[0]]])
             training.step(batch, scale, samples=len(group), is_update_end=step + 1 == steps)
@@ -189,7 +189,7 @@ def train_fixed(data: Dataset[Batch], order: Sequence[int], training: Training) 
 
 
 def summarize(runs: Sequence[Run], prefix: str = "") -> dict[str, float]:
-    """Figures over all ranks. ``efficiency`` and ``excess`` compare with the tokens of the fullest rank of each step."""
+    """Returns figures over all ranks. ``efficiency`` and ``excess`` compare with the fullest rank's tokens in each step."""
     steps = max(len(run.padded_tokens) for run in runs)
     columns = [[run.padded_tokens[step] for run in runs if step < len(run.padded_tokens)] for step in range(steps)]
     critical = sum(map(max, columns))
@@ -233,7 +233,7 @@ def _make_loader(shard: Subset[Batch], trace: Path, seed: int) -> ODBDataLoader[
 
 
 def _record(shard: Subset[Batch], out: Path, runs: int, width: int) -> None:
-    """Traces of ``runs`` runs in ``out``; rank 0 prints a line for each."""
+    """Traces ``runs`` runs in ``out``. Rank 0 prints a line for each."""
     for number in range(runs):
         with _make_loader(shard, out / f"run{number:02}-rank{{rank}}.ndjson", number) as loader:
             figures = summarize(gather_objects(train_odb(loader, Training(width))))
@@ -244,10 +244,10 @@ def _record(shard: Subset[Batch], out: Path, runs: int, width: int) -> None:
 
 
 def _compare(texts: ByteTexts, out: Path, width: int) -> None:
-    """Trains in the three ways; rank 0 writes the figures."""
+    """Trains in the three ways. Rank 0 writes the figures."""
     held = [texts[place] for place in range(0, len(texts), HELD_OUT)]
     data = Subset(texts, [place for place in range(len(texts)) if place % HELD_OUT])
-    order: DistributedSampler[int] = DistributedSampler(data, num_replicas=1, rank=0)  # of all ranks together
+    order: DistributedSampler[int] = DistributedSampler(data, num_replicas=1, rank=0)  # the order of all ranks together
     runs = {"fixed": train_fixed(data, list(order), Training(width, held))}
     for name, update_samples in {"odb": UPDATE_SAMPLES, "free": None}.items():
         with ODBDataLoader(
@@ -277,7 +277,7 @@ def _compare(texts: ByteTexts, out: Path, width: int) -> None:
         }
         figures |= summarize(odb) | summarize(fixed, "fixed_") | summarize(free, "free_")
         figures["weights_differ"] = float((odb[0].weights - fixed[0].weights).abs().max())
-        # On a machine that is busy otherwise, the processor time says more than the wall clock.
+        # On a busy machine, processor time tells more than the wall clock.
         figures["speedup_cpu"] = sum(run.cpu_s for run in fixed) / sum(run.cpu_s for run in odb)
         figures["speedup"] = max(run.train_s for run in fixed) / max(run.train_s for run in odb)
         figures["curves"] = {name: run.curve for name, run in runs.items()}
@@ -285,7 +285,7 @@ def _compare(texts: ByteTexts, out: Path, width: int) -> None:
 
 
 def main() -> None:
-    """The runs and their figures, or with ``--runs`` traces alone.
+    """Trains in three ways and writes figures, or with ``--runs`` only traces.
 
     Raises: UsageError when the texts cannot be read, or are fewer than the ranks, or a number makes no sense.
     """

@@ -1,8 +1,8 @@
-"""A target rule that is wrong in a way no single agreement shows: it remembers.
+"""A target rule that is wrong in a way that no single agreement shows: it remembers.
 
     odb-ref verify --policy examples/rules/smooth.py:SmoothRule
 
-refutes it: each answer lies within the bounds, but depends on the answers before. A job that resumes starts without that
+refutes it. Each answer lies within the bounds, but depends on the answers before. A job that resumes starts without that
 memory and forms other batches, and ranks that share a process, as in a simulation, stop agreeing.
 """
 
@@ -12,7 +12,7 @@ from odb_ref.core.offer import NONE, Offer
 
 
 class SmoothRule:
-    """The default rule, moving at most one step away from its last answer."""
+    """The default rule, limited to one step of change from its last answer."""
 
     name = "smooth"
 
@@ -20,7 +20,7 @@ class SmoothRule:
         self._last = 1
 
     def compute_target(self, agreement: Offer) -> int:
-        """The default rule's answer, if it is near the last one, else the nearest that is."""
+        """Returns the default rule's answer, or the nearest to it within one step of the last answer."""
         wanted = agreement.groups_max if agreement.groups_min == NONE else agreement.groups_min
         near = min(max(wanted, self._last - 1), self._last + 1, agreement.samples_max)
         self._last = max(near, agreement.due_max, 1)

@@ -1,6 +1,6 @@
-"""How long the core's own functions take on windows of many ranks, and how long the arrays: ``python -m tests.arrays.speed``.
+"""The time of the core's own functions on windows of many ranks, and of the arrays: ``python -m tests.arrays.speed``.
 
-Where the ratio is not above 3, a twin is not worth its lines.
+A twin with a ratio of at most 3 is not worth its lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RANKS, TRIES = 64, 5
 
 
 def measure(work: Callable[[], object]) -> float:
-    """Returns processor seconds, the least of some tries."""
+    """Returns the processor seconds of the fastest of some tries."""
     seconds = []
     for _ in range(TRIES):
         begin_s = time.process_time()
@@ -32,7 +32,7 @@ def measure(work: Callable[[], object]) -> float:
 
 
 def compare(name: str, budget: int, window: int, layout: Layout, order: StepOrder) -> tuple[float, float]:
-    """Returns microseconds a sample of the arrays and of the core: from lengths to the steps of a round."""
+    """Returns microseconds per sample for the arrays and for the core, from lengths to the steps of a round."""
     tokens = np.random.default_rng(0).choice(load_lengths(name).tokens, (RANKS, window))
     samples, counts = encode_samples(tokens.reshape(-1), np.arange(tokens.size)), np.full(RANKS, window)
 

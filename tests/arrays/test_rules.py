@@ -1,4 +1,4 @@
-"""Every twin names the function whose answer it gives, and that function's rules; and a test compares the two.
+"""Every twin names the function whose answer it gives, and that function's rules, and a test compares the two.
 
 The cases come from the twins: one without an original, with other rules, or without a comparison fails here.
 """
@@ -24,7 +24,7 @@ def find_rules(doc: str | None) -> set[str]:
 
 
 def list_twins() -> Iterator[tuple[str, str, set[str]]]:
-    """The name of each twin, of its original, and its rules."""
+    """Yields the name of each twin, of its original, and its rules."""
     kinds = [twins, twins.Runs]
     for name, what in (item for kind in kinds for item in inspect.getmembers(kind, inspect.isfunction)):
         if what.__module__ == twins.__name__:

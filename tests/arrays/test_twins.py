@@ -1,4 +1,4 @@
-"""Each vectorised twin gives what the core's own function gives, on random windows."""
+"""Each vectorised twin gives the same result as the core's own function, on random windows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ lengths = st.one_of(st.integers(1, 6), st.integers(1, 50))
 
 @st.composite
 def draw_windows(draw: st.DrawFn, *, resources: int = 0) -> list[Group]:
-    """Windows of a few ranks: by position, with gaps, some empty, and many of equal length."""
+    """Draws windows of a few ranks: by position, with gaps, some empty, and many of equal length."""
     windows = []
     for _ in range(draw(st.integers(1, 4))):
         positions = sorted(draw(st.sets(st.integers(0, 60), max_size=24)))
@@ -93,7 +93,7 @@ def list_positions(groups: Sequence[Group]) -> Positions:
 
 
 def read_runs(arrays: Windows, row: int, begins: list[int], ends: list[int]) -> Positions:
-    """A group holds its run the other way round: longest first."""
+    """Reads a group, which holds its run in reverse, longest first."""
     positions = arrays.positions[row].tolist()
     return tuple(tuple(reversed(positions[begin:end])) for begin, end in zip(begins, ends, strict=True))
 
@@ -233,7 +233,7 @@ def test_due_groups_and_alignment(
 
 
 def test_groups_are_halved_alike() -> None:
-    """Spec: R4.2. Many groups cost the same, and only some of them are halved; or none cost the same."""
+    """Spec: R4.2. Many groups cost the same and only some of them are halved, or no two cost the same."""
     draw = random.Random(0)
     for _ in range(600):
         lengths_of = draw.choice(((2, 3, 4, 6, 12), range(100, 400)))
@@ -298,7 +298,7 @@ def test_wanted_samples(window: int, round_: int, ranks: list[tuple[int, bool]])
     config = Config(rank=0, world_size=1, budget_tokens=1, window_samples=window)
     carried, ended = np.array([count for count, _ in ranks]), np.array([is_ended for _, is_ended in ranks])
     wanted = compute_wanted(config, round_, carried, ended).tolist()
-    # What is wanted of 2^61 samples or more is all there is.
+    # From 2^61 samples on, wanted means everything.
     assert [min(count, 2**60) for count in wanted] == [
         min(compute_wanted_samples(config, round_, count, is_ended=is_ended), 2**60) for count, is_ended in ranks
     ]

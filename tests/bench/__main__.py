@@ -14,9 +14,9 @@
     python -m tests.bench --full          # more repetitions, and window 1,024
     python -m tests.bench.scale           # the simulator's time and memory by ranks
 
-The loaders run in turn, each in processes of its own, and ratios are of runs that followed one another; absolute figures
-hold for this machine at its present load only. The peer is the PyPI package online-dynamic-batching; without it (the extra
-``bench`` installs it) its columns are left out.
+The loaders run in turn, each in its own processes, and ratios compare runs that followed one another. Absolute figures hold
+only for this machine at its present load. The peer is the PyPI package online-dynamic-batching. Without it (the extra ``bench``
+installs it) its columns are left out.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from odb_sim.inputs.lengths import list_bundled_names
 from tests.bench import cases, core, edges, gpu, model, plan, process, quality, speed, training, updates
 
 PARTS = ("loader", "exchange")
-"""What is measured unless something else is asked for."""
+"""The parts that are measured by default."""
 OTHERS = ("core", "edges", "process", "gpu", "model", "plan", "quality", "training", "updates")
 
 
 def main() -> int:
-    """0 when all of ours were right."""
+    """Returns 0 if all of our runs were right."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--full", action="store_true", help="more repetitions, a second window")
     parser.add_argument("--repetitions", type=int, help="of each loader (3; with --full 5)")
@@ -89,7 +89,7 @@ def main() -> int:
 
 
 def describe_machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Returns a description of the machine that the figures come from."""
     return {
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
@@ -99,7 +99,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def run_benchmarks(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    """All figures, and 1 when a run of ours failed."""
+    """Returns all figures, and 1 if one of our runs failed."""
     parts, is_full = options.only or PARTS, options.full
     repetitions = options.repetitions or (5 if is_full else 3)
     samples, trace = options.samples, options.trace
@@ -173,7 +173,7 @@ def run_benchmarks(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def run_cases(names: list[str] | None) -> tuple[dict[str, Any], int]:
-    """The outcome of every case, and 1 when ours was wrong in one."""
+    """Returns the outcome of every case, and 1 if ours was wrong in one."""
     kinds = ["ours", "peer"] if cases.has_peer() else ["ours"]
     figures: dict[str, Any] = {}
     chosen = [cases.get_case(name) for name in names] if names else cases.CASES

@@ -1,7 +1,7 @@
 """What a training job may meet, tried with this project's loader and with the peer's: ``python -m tests.bench --peer-cases``.
 
-Each case says what would be right, and is judged by the same function for both. A peer's failure may be a race, so the tests
-in `tests.peer` assert only that ours is right; the table says what the peer did this time.
+Each case defines what would be right, and the same function judges both. A peer's failure may be a race, so the tests in
+`tests.peer` assert only that ours is right. The table reports what the peer did this time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LIMIT_S = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Whether it was right, and what happened, in a line."""
+    """Whether the result was right, and a line that describes it."""
 
     is_right: bool
     text: str
@@ -33,7 +33,7 @@ Judge = Callable[[Spec, list[Rank]], Outcome]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A job on some ranks, and what would be right."""
+    """A job on some ranks, and the judge of its result."""
 
     name: str
     title: str
@@ -42,18 +42,18 @@ class Case:
     job: str = "epoch"
 
     def run(self, kind: str, limit_s: float = LIMIT_S) -> Outcome:
-        """The outcome for ``kind``: ours, peer or plain."""
+        """Returns the outcome for ``kind``, which is ours, peer or plain."""
         spec = {**BASE, **self.spec, "kind": kind}
         return self.judge(spec, launch(self.job, spec, ranks=len(spec["shards"]), limit_s=limit_s))
 
 
 def has_peer() -> bool:
-    """True when the peer is installed."""
+    """Returns True if the peer is installed."""
     return importlib.util.find_spec("odb") is not None
 
 
 def _find_trouble(ranks: list[Rank]) -> str:
-    """What ended the ranks that did not end by themselves without an error; empty when all did."""
+    """Returns what went wrong on ranks that failed, hung or exited with an error, or an empty string."""
     parts = []
     for number, rank in enumerate(ranks):
         error = (rank.data or {}).get("error")
@@ -86,7 +86,7 @@ def judge_coverage(spec: Spec, ranks: list[Rank]) -> Outcome:
 
 
 def judge_counts(spec: Spec, ranks: list[Rank]) -> Outcome:
-    """Right: as `judge_coverage`, and the weights of each step average to 1 over the ranks."""
+    """Right: like `judge_coverage`, and the weights of each step average to 1 over the ranks."""
     outcome = judge_coverage(spec, ranks)
     scales = [(rank.data or {}).get("scales", []) for rank in ranks]
     wrong = [abs(sum(step) - len(ranks)) > 1e-6 for step in zip(*scales, strict=False)]
@@ -120,7 +120,7 @@ def judge_blame(spec: Spec, ranks: list[Rank]) -> Outcome:
 
 
 def judge_leaver(spec: Spec, ranks: list[Rank]) -> Outcome:
-    """Right: the rank that leaves ends without an error, every other ends with one that names it."""
+    """Right: the rank that leaves ends without an error, and every other rank ends with an error that names it."""
     (leaver,) = map(int, spec["break_at"])
     errors = [(rank.data or {}).get("error") or "" for rank in ranks]
     named = [f"rank {leaver}" in error for number, error in enumerate(errors) if number != leaver]
@@ -131,7 +131,7 @@ def judge_leaver(spec: Spec, ranks: list[Rank]) -> Outcome:
 
 
 def judge_leaks(spec: Spec, ranks: list[Rank]) -> Outcome:
-    """Right: no process is left, and neither threads nor descriptors nor shared-memory files grow from epoch to epoch."""
+    """Right: no process is left, and threads, descriptors and shared-memory files do not grow from epoch to epoch."""
     trouble = _find_trouble(ranks)
     data = ranks[0].data
     if data is None:
@@ -144,14 +144,14 @@ def judge_leaks(spec: Spec, ranks: list[Rank]) -> Outcome:
 
 
 def judge_processes(spec: Spec, ranks: list[Rank]) -> Outcome:
-    """Right: as `judge_coverage`, and with ``num_workers=0`` no more than one helper process."""
+    """Right: like `judge_coverage`, and with ``num_workers=0`` at most one helper process."""
     outcome = judge_coverage(spec, ranks)
     processes = (ranks[0].data or {}).get("processes", 0)
     return Outcome(outcome.is_right and processes <= 1, f"{outcome.text}; {processes} processes")
 
 
 def judge_length(spec: Spec, ranks: list[Rank]) -> Outcome:
-    """Right: ``len()`` is the number of steps or a TypeError, and a plain DataLoader's is its own (10)."""
+    """Right: ``len()`` returns the number of steps or raises TypeError, and a plain DataLoader returns its own (10)."""
     data = ranks[0].data
     if data is None:
         return Outcome(False, _find_trouble(ranks))
@@ -234,5 +234,5 @@ CASES = (
 
 
 def get_case(name: str) -> Case:
-    """The case called ``name``."""
+    """Returns the case called ``name``."""
     return next(case for case in CASES if case.name == name)

@@ -1,8 +1,8 @@
-"""How fast the core is by itself: ``python -m tests.bench --only core``.
+"""The speed of the core by itself: ``python -m tests.bench --only core``.
 
-One rank, every invariant checked, samples made beforehand: grouping, alignment and the state machine, without reading,
-collating, transport or simulated time. Processor time, so that a busy machine disturbs it less; it still does.
-A rank that is alone never carries or splits a group: among others it is slower.
+It runs one rank with every invariant checked and samples made beforehand: grouping, alignment and the state machine, without
+reading, collating, transport or simulated time. It measures processor time, which a busy machine disturbs less than wall time.
+A single rank never carries or splits a group; with others it is slower.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SAMPLES: Final = 100_000
 
 
 def measure_core(repetitions: int, say: Callable[[str], None], samples: int = SAMPLES) -> dict[str, dict[str, float]]:
-    """Samples per second of processor time, the best of the repetitions, and samples per step, by trace."""
+    """Returns by trace the samples per second of processor time, from the best repetition, and the samples per step."""
     found = {}
     for trace in list_bundled_names():
         say(trace)
@@ -41,9 +41,9 @@ def measure_core(repetitions: int, say: Callable[[str], None], samples: int = SA
 
 
 def run_epoch(shard: tuple[Sample, ...]) -> tuple[float, int]:
-    """Seconds of processor time that an epoch of one rank takes, and its steps.
+    """Returns the processor seconds that an epoch of one rank takes, and its steps.
 
-    Raises: RuntimeError when not every sample has come exactly once: figures of such an epoch would mean nothing.
+    Raises: RuntimeError when some sample did not come exactly once, because such an epoch's figures mean nothing.
     """
     machine = Machine(Config(rank=0, world_size=1, budget_tokens=BUDGET_TOKENS, window_samples=WINDOW_SAMPLES))
     began = time.process_time()
@@ -72,7 +72,7 @@ def run_epoch(shard: tuple[Sample, ...]) -> tuple[float, int]:
 
 
 def _answer(effect: Effect, shard: tuple[Sample, ...], read: int) -> Event:
-    """What a rank that is alone is told at once; ``read`` counts this read too."""
+    """Returns the immediate answer to a single rank. ``read`` includes this read."""
     match effect:
         case Deliver():
             return StepTaken()

@@ -1,4 +1,4 @@
-"""The data sets and the collate functions of the jobs: the same for every loader."""
+"""The data sets and collate functions of the jobs, the same for every loader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PADDING = {"input_ids": 0, "labels": -100, "attention_mask": 0}
 
 
 def compute_shards(trace: str, sizes: Sequence[int], seed: int = 0) -> list[list[int]]:
-    """For each rank the lengths of its samples: rows of a bundled trace, shuffled by ``seed``, none again before all were."""
+    """Returns each rank's sample lengths: rows of a bundled trace, shuffled by ``seed``, repeated only after all were used."""
     tokens = load_lengths(trace).tokens
     rows = np.resize(np.random.default_rng(seed).permutation(len(tokens)), sum(sizes))
     firsts = np.concatenate(([0], np.cumsum(sizes)))
@@ -25,7 +25,7 @@ def compute_shards(trace: str, sizes: Sequence[int], seed: int = 0) -> list[list
 
 
 class Texts(Dataset[dict[str, Any]]):
-    """Token sequences of given lengths. ``masked`` is the share of each that is prompt, without loss, on average."""
+    """Token sequences of given lengths. ``masked`` is the average share of each that is prompt, without loss."""
 
     def __init__(self, lengths: Sequence[int], first: int, *, masked: float = 0.0, fault: dict[str, Any] | None = None):
         self.lengths, self.first, self.masked, self.fault = list(lengths), first, masked, fault or {}
@@ -57,7 +57,7 @@ class Texts(Dataset[dict[str, Any]]):
 
 
 class Stream(IterableDataset[dict[str, Any]]):
-    """The same samples, to be read only in order; each worker reads its part."""
+    """The same samples in order, without random access. Each worker reads its part."""
 
     def __init__(self, texts: Texts) -> None:
         self.texts = texts
@@ -69,7 +69,7 @@ class Stream(IterableDataset[dict[str, Any]]):
 
 
 def collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Pads sequences and makes a tensor of everything else, keys that a loader has added included."""
+    """Pads sequences, and makes a tensor of every other key, including those that a loader added."""
     batch = {}
     for key in samples[0]:
         values = [sample[key] for sample in samples]
@@ -81,12 +81,12 @@ def collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def collate_known(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Makes only what a model needs, as many collate functions do: what a loader has added to the samples is dropped."""
+    """Makes only what a model needs, as many collate functions do, and drops what a loader added to the samples."""
     return collate([{key: sample[key] for key in (*PADDING, "number")} for sample in samples])
 
 
 class BrokenCollate:
-    """Raises for the batch that holds a sample."""
+    """Raises for the batch that holds a certain sample."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -1,7 +1,7 @@
-"""A plain DataLoader and ours where little or much goes through them: ``python -m tests.bench --only edges``.
+"""A plain DataLoader and ours at extremes of size, speed and number: ``python -m tests.bench --only edges``.
 
-Each line is a ratio to a plain DataLoader that makes the same batches, given as its batch sampler: both run in turn in one
-process, a few times each. What is left is the loaders themselves: reading and collating are the same functions.
+Each line is a ratio to a plain DataLoader that makes the same batches, given as its batch sampler. Both run in turn in one
+process, a few times each, with the same functions to read and collate. What differs is the loaders themselves.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ Sample = dict[str, Any]
 LIMIT_S: Final = 300.0
 EPOCH_S: Final = 0.5
 SETTLED_S: Final = 1.0
-"""Where a loader first has to find out, it is judged after so long."""
+"""The time after which a loader is judged if it first has to adapt."""
 MANY: Final = 10_000_000
 KEEP: Final = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
-"""Else a window of large samples is given back to the system as it is freed, and the next is made of pages that are new."""
+"""Otherwise a window of large samples returns its memory to the system, and the next window starts from new pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """A data set, a loader's settings, and what is asked for."""
+    """A data set, a loader's settings, and a goal."""
 
     title: str
     samples: int
     goal: float
-    """Ours to plain; samples a second, unless ``unit`` is "first", the time to the first step."""
+    """Ours divided by plain, in samples per second, or in the time to the first step if ``unit`` is "first"."""
     unit: str = "rate"
     workers: int = 0
     group: int = 16
-    """Samples that fit into a batch."""
+    """The number of samples that fit into a batch."""
     window: int = 1024
     updates: int | None = None
-    """Samples in an update; None in free mode, which looks at a whole window before the first step."""
+    """The number of samples in an update. None is free mode, which reads a whole window before the first step."""
     nbytes: int = 0
     """The bytes of a large tensor in each sample."""
     read_s: float = 0.0
     collate_s: float = 0.0
     repetitions: int = 5
     keeps_memory: bool = False
-    """True where the C library is told to keep the memory that is freed: see `KEEP`."""
+    """True if the C library should keep freed memory, see `KEEP`."""
 
 
 def _list_edges() -> dict[str, Edge]:
@@ -114,7 +114,7 @@ EDGES: Final = _list_edges()
 
 
 class Samples(Dataset[Sample]):
-    """Samples of four tokens, made beforehand; each may take its time, or hold a large tensor, made when it is read."""
+    """Samples of four tokens, made beforehand. Each may take time to read, or hold a large tensor, made when it is read."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -159,14 +159,14 @@ def _make_ours(edge: Edge, dataset: Dataset[Sample]) -> Any:
 
 
 def _list_batches(edge: Edge) -> list[list[int]]:
-    """The samples of each of our batches, in order."""
+    """Returns the samples of each of our batches, in order."""
     quick = replace(edge, workers=0, nbytes=0, read_s=0, collate_s=0)
     with _make_ours(quick, Samples(quick)) as loader:
         return [batch["input_ids"][:, 0].tolist() for batch in loader]
 
 
 def _take_times(batches: Iterator[Sample], began_s: float) -> list[float]:
-    """When each batch came, in seconds since it began."""
+    """Returns when each batch came, in seconds since the start."""
     times = []
     for batch in batches:
         float(batch["input_ids"][0, 0])
@@ -175,7 +175,7 @@ def _take_times(batches: Iterator[Sample], began_s: float) -> list[float]:
 
 
 def edge(spec: Spec, rank: int, ranks: int) -> Spec:
-    """Runs both in turn; the figure of each, for each repetition."""
+    """Runs both in turn, and returns the figure of each for each repetition."""
     what = EDGES[spec["edge"]]
     dataset, batches = Samples(what), _list_batches(what)
     plain: DataLoader[Sample] = DataLoader(
@@ -220,8 +220,8 @@ class Many(Dataset[Sample]):
 
 
 def memory(spec: Spec, rank: int, ranks: int) -> Spec:
-    """The most memory that the process and its children held, in MB, while an epoch's first steps were taken; how much
-    before, and how long the first step took.
+    """Returns the peak memory in MB that the process and its children added during the first steps of an epoch, and the time
+    to the first step.
     """
     dataset, workers = Many(), spec["workers"]
     if spec["kind"] == "plain":
@@ -243,7 +243,7 @@ def memory(spec: Spec, rank: int, ranks: int) -> Spec:
 
 
 def _read_memory() -> float:
-    """Megabytes that this process and its children have for themselves, shared pages by their part."""
+    """Returns the megabytes that this process and its children use, with shared pages divided among their users."""
     total = 0
     for pid in (os.getpid(), *find_descendants(os.getpid())):
         try:
@@ -258,7 +258,7 @@ def _read_memory() -> float:
 
 
 def measure_edges(names: Sequence[str], repetitions: int | None, say: Callable[[str], None]) -> Spec:
-    """All figures by line."""
+    """Returns all figures by line."""
     found: Spec = {}
     for name in names:
         say(f"edges: {name}")
@@ -269,7 +269,7 @@ def measure_edges(names: Sequence[str], repetitions: int | None, say: Callable[[
 
 
 def measure_memory(say: Callable[[str], None]) -> Spec:
-    """Memory by number of workers and kind of loader."""
+    """Returns the memory by number of workers and kind of loader."""
     found: Spec = {}
     for workers in (0, 2):
         for kind in ("plain", "ours"):
@@ -280,7 +280,7 @@ def measure_memory(say: Callable[[str], None]) -> Spec:
 
 
 def print_edges(found: Spec, memories: Spec) -> int:
-    """Two tables; 1 when a job has failed. A figure below its goal does not fail: that is for a quiet machine to say."""
+    """Prints two tables, and returns 1 if a job failed. A figure below its goal is not counted, as machines are busy."""
     jobs = (*found.values(), *(run for runs in memories.values() for run in runs.values()))
     failed = [item["error"] for item in jobs if "error" in item]
     for error in failed:

@@ -1,8 +1,8 @@
 """A plan, and the training that it plans, on one GPU: ``python -m tests.bench --only gpu``.
 
-`odb-ref plan` says how long an epoch takes in fixed batches, in ours and in ours of packed rows, at the same optimizer updates:
-first from data sheets alone, then from steps of a few sizes that were timed, as its page tells users to. Then each is trained
-for an epoch, in turn, as planned: Qwen2.5-0.5B in bf16 with AdamW, random weights and ids, real lengths.
+`odb-ref plan` predicts how long an epoch takes in fixed batches, in ours and in ours with packed rows, at the same optimizer
+updates. It predicts first from data sheets alone, then from timed steps of a few sizes, as its page recommends. Then each is
+trained for an epoch, in turn, as planned: Qwen2.5-0.5B in bf16 with AdamW, random weights and ids, real lengths.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ UPDATE_SAMPLES: Final = 64
 UPDATES: Final = 24
 WORKERS: Final = 4
 SHAPES: Final = ((2, 256), (4, 512), (4, 1024), (5, 2048), (8, 1024), (8, 2048), (16, 512), (32, 256), (64, 256))
-"""Rows and longest of the batches that are timed for `odb-ref calibrate`."""
+"""Rows and longest sample of the batches that are timed for `odb-ref calibrate`."""
 LENGTHS: Final = "lengths.csv"
 FIXED: Final = "fixed batches"
 WAYS: Final = {"online batches": "padded", FIXED: "padded", "online, packed rows": "packed"}
-"""As the plan names them, and the layout."""
+"""The ways to make batches, named as in the plan, and their layouts."""
 
 Batch = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Seconds of an epoch, and between what nine of ten lie."""
+    """The seconds of an epoch, and the bounds for nine in ten."""
 
     seconds: float
     low: float
@@ -57,7 +57,7 @@ class Time:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A plan's settings of a way to make batches, and its time."""
+    """A plan's settings for a way to make batches, and its time."""
 
     token_budget: int
     batch_size: int | None
@@ -65,7 +65,7 @@ class Way:
 
 
 class Ids(Dataset[Batch]):
-    """Random ids, as long as the samples of a trace."""
+    """Random ids in samples as long as those of a trace."""
 
     def __init__(self, lengths: list[int], vocabulary: int) -> None:
         self.lengths, self.vocabulary = lengths, vocabulary
@@ -80,12 +80,12 @@ class Ids(Dataset[Batch]):
 
 
 def collate_rows(samples: list[Batch]) -> Batch:
-    """Padded, with a mask."""
+    """Pads the samples and adds a mask."""
     return collate([sample | {"attention_mask": torch.ones_like(sample["input_ids"])} for sample in samples])
 
 
 def make_model() -> Any:
-    """Returns the model that the plan is of, with random weights."""
+    """Returns the model in the plan, with random weights."""
     import transformers
 
     transformers.AttentionInterface.register("varlen", _attend)
@@ -109,7 +109,7 @@ def make_model() -> Any:
 def _attend(
     _module: Any, query: Any, key: Any, value: Any, _mask: Any, *, cu_seq_lens_q: Any, max_length_q: int, **more: Any
 ) -> tuple[Any, None]:
-    """Attention within each sample of a row, by the variable-length kernel of torch."""
+    """Computes attention within each sample of a row, with torch's variable-length kernel."""
     from torch.nn.attention.varlen import varlen_attn
 
     shared = query.shape[1] // key.shape[1]
@@ -120,7 +120,7 @@ def _attend(
 
 
 class Trainer:
-    """One optimizer, whatever makes the batches."""
+    """A model and an optimizer, for any way to make batches."""
 
     def __init__(self) -> None:
         self.model = make_model()
@@ -143,9 +143,9 @@ class Trainer:
 
 
 def find_gpu() -> str:
-    """Returns what the simulator calls this machine's GPU.
+    """Returns the simulator's name for this machine's GPU.
 
-    Raises: SystemExit, where there is none, or one it does not know.
+    Raises: SystemExit when there is no GPU, or an unknown one.
     """
     name = torch.cuda.get_device_name().lower() if torch.cuda.is_available() else "nothing"
     found = [gpu for gpu in list_names("gpu") if gpu in name]
@@ -155,7 +155,7 @@ def find_gpu() -> str:
 
 
 def make_plan(gpu: str, folder: Path) -> dict[str, Way]:
-    """Returns what `odb-ref plan` says of each way."""
+    """Returns what `odb-ref plan` predicts for each way."""
     out = folder / "plan.json"
     asked = f"plan {folder / LENGTHS} --model {MODEL} --gpu {gpu} --gpus 1 --strategy ddp --processes 1"
     run(f"{asked} --global-batch {UPDATE_SAMPLES} --json {out}")
@@ -171,7 +171,7 @@ def make_plan(gpu: str, folder: Path) -> dict[str, Way]:
 
 
 def predict(name: str, way: Way, costs: Path) -> Time:
-    """Returns what `odb-ref simulate` says of a way under measured costs."""
+    """Returns what `odb-ref simulate` predicts for a way with measured costs."""
     out = costs.with_name("run.json")
     policy = f"--policy standard --batch-size {way.batch_size}" if name == FIXED else f"--layout {WAYS[name]}"
     asked = f"simulate {costs.with_name(LENGTHS)} --ranks 1 --token-budget {way.token_budget} {policy}"
@@ -181,13 +181,13 @@ def predict(name: str, way: Way, costs: Path) -> Time:
 
 
 def run(command: str) -> None:
-    """Runs a command of the simulator, whose output is its files."""
+    """Runs a command of the simulator that writes files."""
     with contextlib.redirect_stdout(io.StringIO()):
         assert run_command(command.split()) == 0
 
 
 def time_steps(trainer: Trainer, repetitions: int) -> list[tuple[int, int, float]]:
-    """Returns rows, longest and seconds of micro-batches, each size in turn, after one that warms up."""
+    """Returns rows, longest sample and seconds of micro-batches, each size in turn, after one for warm-up."""
     found = []
     for repetition in range(repetitions + 1):
         for rows, longest in SHAPES:
@@ -204,7 +204,7 @@ def time_steps(trainer: Trainer, repetitions: int) -> list[tuple[int, int, float
 
 
 def calibrate(steps: list[tuple[int, int, float]], folder: Path) -> Path:
-    """Returns the file of the costs that `odb-ref calibrate` fits to these."""
+    """Returns the file of the costs that `odb-ref calibrate` fits to ``steps``."""
     table, costs = folder / "steps.csv", folder / "costs.json"
     with table.open("w", newline="") as file:
         csv.writer(file).writerows([("rows", "longest", "seconds"), *steps])
@@ -241,7 +241,7 @@ def iterate(data: Ids, name: str, way: Way, seed: int) -> Iterator[tuple[Batch, 
 
 
 def train_epoch(trainer: Trainer, data: Ids, name: str, way: Way, seed: int) -> dict[str, float]:
-    """Trains on every sample once; seconds, updates, micro-batches, and the gigabytes that were held at most."""
+    """Trains on every sample once. Returns seconds, updates, micro-batches, and the peak memory in gigabytes."""
     trainer.model.set_attn_implementation("varlen" if WAYS[name] == "packed" else "sdpa")
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -259,7 +259,7 @@ def train_epoch(trainer: Trainer, data: Ids, name: str, way: Way, seed: int) -> 
 
 
 def measure_gpu(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns by way what is planned, what is predicted from steps that were timed, and each epoch."""
+    """Returns for each way the plan, the prediction from timed steps, and its epochs."""
     gpu = find_gpu()
     trainer = Trainer()
     lengths = random.Random(0).sample([int(tokens) for tokens in load_lengths(TRACE).tokens], UPDATES * UPDATE_SAMPLES)
@@ -277,14 +277,14 @@ def measure_gpu(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
         for name, way in ways.items():
             say(f"an epoch of {name}, {repetition} of {repetitions}")
             epoch = train_epoch(trainer, data, name, way, repetition)
-            if repetition:  # in the first one kernels are loaded, and memory is taken for every shape
+            if repetition:  # the first one loads kernels, and allocates memory for every shape
                 epochs[name].append(epoch)
     found = {"gpu": gpu, "samples": len(data), "steps": steps, "epochs": epochs}
     return found | {"ways": {name: asdict(way) | {"timed": asdict(timed[name])} for name, way in ways.items()}}
 
 
 def print_gpu(figures: dict[str, Any]) -> bool:
-    """Prints the table; True where each epoch took what was said before, within both bands."""
+    """Prints the table. Returns True if each way's median time lies within both predicted bands."""
     rows, is_good, samples = [], True, figures["samples"]
     epochs, ways = figures["epochs"], figures["ways"]
     for name, found in epochs.items():

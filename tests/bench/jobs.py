@@ -1,4 +1,4 @@
-"""What a rank does in a job: train on an epoch with one of the loaders, and report what it saw."""
+"""The jobs of a rank: it trains on an epoch with one of the loaders, and reports what it saw."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VOCABULARY = 32
 
 
 def make_dataset(spec: Spec, rank: int) -> Texts | Stream:
-    """The shard of ``rank``."""
+    """Returns the shard of ``rank``."""
     sizes = spec["shards"]
     lengths = compute_shards(spec["trace"], sizes, spec.get("seed", 0))[rank]
     fault = spec.get("fault")
@@ -37,13 +37,13 @@ def make_dataset(spec: Spec, rank: int) -> Texts | Stream:
 
 
 def read(loader: Any, pop: Callable[[Any], Any] | None) -> Iterator[tuple[Any, Any]]:
-    """Yields the steps of a loader of `make_loader`: each batch, and what belongs to it."""
+    """Yields the steps of a loader of `make_loader`: each batch with its step information."""
     yield from loader.steps() if pop is None else ((batch, pop(batch)) for batch in loader)
 
 
 def make_loader(spec: Spec, rank: int) -> tuple[Any, Callable[[Any], Any] | None]:
-    """The loader that ``spec["kind"]`` names, as its README says to make it, and what takes the step information out of a
-    batch, where that is how it is told.
+    """Returns the loader that ``spec["kind"]`` names, set up as its README describes, and the function that takes the step
+    information out of a batch, if the loader puts it there.
     """
     dataset = make_dataset(spec, rank)
     fault = spec.get("fault")
@@ -78,10 +78,10 @@ def make_loader(spec: Spec, rank: int) -> tuple[Any, Callable[[Any], Any] | None
 
 
 def epoch(spec: Spec, rank: int, ranks: int) -> Spec:
-    """Takes all steps of one epoch, without a model, and says what they held."""
+    """Takes all steps of one epoch, without a model, and returns what they held."""
     _import(spec["kind"])
     if ranks > 1:
-        dist.barrier()  # who imports longer than another would be waited for in the first exchange
+        dist.barrier()  # otherwise the first exchange would wait for a rank whose imports take longer
     began = time.monotonic()
     loader, pop = make_loader(spec, rank)
     seen: Spec = {"numbers": [], "padded": [], "real": [], "groups": [], "scales": [], "idle": 0}
@@ -111,7 +111,7 @@ def epoch(spec: Spec, rank: int, ranks: int) -> Spec:
 
 
 def _import(kind: str) -> None:
-    # What importing takes says nothing about the loader's speed.
+    # The time of imports is not part of the loader's speed.
     if kind != "plain":
         importlib.import_module("odb" if kind == "peer" else "odb_ref.torch")
 
@@ -128,7 +128,7 @@ def _note(seen: Spec, batch: Any, info: Any) -> None:
 
 
 def length(spec: Spec, rank: int, ranks: int) -> Spec:
-    """What ``len()`` says before an epoch, of this loader and of a plain one made after it."""
+    """Returns the ``len()`` before an epoch of this loader, and of a plain one made after it."""
     loader, _ = make_loader(spec, rank)
     try:
         own: int | str = len(loader)
@@ -147,7 +147,7 @@ class Model(nn.Module):
         self.layers = nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY))
 
     def forward(self, batch: Any) -> torch.Tensor:
-        """The mean loss over the supervised tokens of the batch, with the causal shift."""
+        """Returns the mean loss over the supervised tokens of the batch, with the causal shift."""
         logits = self.layers(batch["input_ids"])
         return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
 
@@ -157,7 +157,7 @@ def _get_gradient(model: nn.Module) -> torch.Tensor:
 
 
 def gradient(spec: Spec, rank: int, ranks: int) -> Spec:
-    """How far each step's gradient, averaged over ranks, is from that of one process on the union batch (float64)."""
+    """Compares each step's gradient, averaged over ranks, with that of one process on the union batch (float64)."""
     torch.manual_seed(0)
     model = Model().double()
     loader, pop = make_loader(spec, rank)
@@ -202,7 +202,7 @@ def train(spec: Spec, rank: int, ranks: int) -> Spec:
 
 
 def breaks(spec: Spec, rank: int, ranks: int) -> Spec:
-    """Several short epochs, each with a fresh loader that is left early, and what is left in the end."""
+    """Runs several short epochs, each with a fresh loader that is left early, and returns what is left at the end."""
     before: dict[str, int] = {}
     born = {os.getpid()}
     for epoch_number in range(spec["epochs"]):
@@ -216,7 +216,7 @@ def breaks(spec: Spec, rank: int, ranks: int) -> Spec:
         del loader
         gc.collect()
         if not epoch_number:
-            # What a library sets up once is not a leak: counted is what the later epochs add.
+            # One-time setup of a library is not a leak, so only what later epochs add counts.
             time.sleep(SETTLE_S / 2)
             before = _count_left(born)
     deadline = time.monotonic() + SETTLE_S
@@ -237,7 +237,7 @@ def _count_left(born: set[int]) -> dict[str, int]:
 
 
 def exchange(spec: Spec, rank: int, ranks: int) -> Spec:
-    """The cost of one round of the exchange: an agreement, and a sum over the counts of ``spec["steps"]`` steps."""
+    """Measures one round of the exchange: an agreement, and a sum over the counts of ``spec["steps"]`` steps."""
     from odb_ref.core.peers import POST_SIZE
     from odb_ref.torch.exchange.identity import LoaderOrigin
     from odb_ref.torch.exchange.rendezvous import make_transport

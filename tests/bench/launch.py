@@ -1,4 +1,4 @@
-"""Starts the ranks of a job as a user would, each a Python process of its own, and collects what they found."""
+"""Starts the ranks of a job as a user would, each as a Python process, and collects their results."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ RANK_MARK = re.compile(r"^\[rank\d+\]: ?")
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """What came of one rank. ``data`` is None when it did not get as far as to report."""
+    """The result of one rank. ``data`` is None if the rank did not get as far as reporting."""
 
     exit_status: int | None
-    """None: it still ran at the time limit and was killed."""
+    """None means that it was still running at the time limit and was killed."""
     data: dict[str, Any] | None
     error: str
-    """The last line it wrote to stderr that is not a warning."""
+    """Its last line on stderr that is not a warning."""
     seconds: float
 
     @property
     def is_hung(self) -> bool:
-        """True when the time limit ended it."""
+        """True if it was stopped by the time limit."""
         return self.exit_status is None
 
 
@@ -47,9 +47,9 @@ def launch(
     limit_s: float = 60.0,
     environment: Mapping[str, str] | None = None,
 ) -> list[Rank]:
-    """Runs ``job`` of `tests.bench.jobs` on ``ranks`` processes; whatever is left after ``limit_s`` is killed.
+    """Runs ``job`` of `tests.bench.jobs` on ``ranks`` processes, and kills those left after ``limit_s``.
 
-    ``environment`` is what the ranks are to have beside this process's.
+    ``environment`` is added to this process's environment.
     """
     with tempfile.TemporaryDirectory(prefix="odb-bench-") as name:
         folder = Path(name)
@@ -73,13 +73,13 @@ def launch(
 
 
 def get_maker(name: str) -> int | None:
-    """The process that made a shared-memory file of torch (``torch_PID_...``)."""
+    """Returns the process that made a shared-memory file of torch (``torch_PID_...``)."""
     parts = name.split("_")
     return int(parts[1]) if len(parts) > 1 and parts[0] == "torch" and parts[1].isdigit() else None
 
 
 def find_descendants(pid: int) -> Iterator[int]:
-    """Children, their children, and so on."""
+    """Yields children, their children, and so on."""
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             children = path.read_text().split()
@@ -101,7 +101,7 @@ def _start(folder: Path, rank: int, ranks: int, given: Mapping[str, str]) -> sub
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    # The whole session: a rank that has ended may have left workers behind.
+    # The whole session, because a rank that has ended may have left workers behind.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

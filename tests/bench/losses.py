@@ -1,8 +1,8 @@
-"""Where batches that are not full lose what they lose, and what no rule could save: beside each missed goal of `quality`.
+"""Where batches that are not full lose efficiency, and what no rule could save, beside each missed goal of `quality`.
 
-Efficiency has no bound below 1 that would excuse a rule: it counts what steps waste, not how many there are, and small batches
-waste little, single samples, the longest of every rank together, hardly anything. So what stands beside it is how many steps an
-epoch cannot do without, and the efficiency of so many full ones.
+Efficiency has no bound below 1 that would excuse a rule. It counts what steps waste, not how many steps there are, and small
+batches waste little. Single samples, with the longest of every rank together, waste hardly anything. So the tables also show
+the fewest steps that an epoch needs, and its efficiency if all of them were full.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from odb_sim.inputs.lengths import Integers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """What is lost, in shares of ranks times critical tokens: ``ramp + middle + ending``, or ``padding + waiting``, and the
-    efficiency are 1.
+    """Lost shares of ranks times critical tokens. Both ``ramp + middle + ending`` and ``padding + waiting`` add up to 1
+    with the efficiency.
     """
 
     ramp: float
-    """In the rounds whose windows are small."""
+    """Lost in the rounds with small windows."""
     middle: float
-    """In the rounds of whole windows."""
+    """Lost in the rounds with whole windows."""
     ending: float
-    """In the last round, which emits all that is left."""
+    """Lost in the last round, which emits everything left."""
     padding: float
-    """Inside batches."""
+    """Lost inside batches."""
     waiting: float
-    """For a rank whose batch is larger."""
+    """Lost by ranks that wait for one with a larger batch."""
 
 
 def compute_losses(rows: Sequence[StepRow], *, ranks: int, ramp_rounds: int) -> Losses:
-    """The losses of an epoch of one step or more."""
+    """Returns the losses of an epoch of at least one step."""
     whole = ranks * sum(row.critical_tokens for row in rows)
     last = rows[-1].round
     ending = [row for row in rows if row.round == last]
@@ -53,9 +53,9 @@ def compute_losses(rows: Sequence[StepRow], *, ranks: int, ramp_rounds: int) -> 
 
 
 def count_fewest_steps(tokens: Integers, *, ranks: int, budget_tokens: int) -> int:
-    """A number of steps that no epoch of these samples is shorter than, by any way of forming batches, in either layout.
+    """Returns a lower bound on the steps of an epoch of these samples, for any way of forming batches, in either layout.
 
-    A sample over the budget is a batch by itself, and no other batch holds more than the budget; no step has more batches than
+    A sample over the budget is a batch by itself, no other batch exceeds the budget, and no step has more batches than
     there are ranks.
     """
     is_over = tokens > budget_tokens
@@ -64,9 +64,9 @@ def count_fewest_steps(tokens: Integers, *, ranks: int, budget_tokens: int) -> i
 
 
 def compute_full_efficiency(tokens: Integers, *, ranks: int, budget_tokens: int) -> float:
-    """The efficiency of the fewest steps when each, the last too, takes as long as a full batch: whole steps cost no more.
+    """Returns the efficiency of the fewest steps if each, including the last, takes as long as a full batch.
 
-    Without meaning where a sample exceeds the budget.
+    It is meaningless if a sample exceeds the budget.
     """
     steps = count_fewest_steps(tokens, ranks=ranks, budget_tokens=budget_tokens)
     return int(tokens.sum()) / (ranks * budget_tokens * steps)

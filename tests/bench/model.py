@@ -1,11 +1,11 @@
 """The simulator's model of a loader beside real loaders: ``python -m tests.bench --only model``.
 
-Reading, collating and the training step sleep, so a sample costs the same however many workers share the processors of this
-machine. What is left to tell is what the model is about: who waits for whom. A busy machine wakes a sleeper late, and no
-model of a loader says how late: each sleep notes what it came to, and the model is given the means. Throughput is that between
-the first batch and the last, since how long a worker takes to start is not modelled. Each case is measured several times, all
-cases in turn, and judged by the median. Means hide how unevenly late sleepers are: where they are late by more than a fraction
-of what they were to sleep, a throughput that is off says nothing of the model, and is not judged.
+Reading, collating and the training step sleep, so a sample costs the same for any number of workers on this machine's
+processors. What remains is what the model describes: who waits for whom. A busy machine wakes sleepers late, by a time that no
+model of a loader knows, so each sleep records its real length, and the model gets the means. Throughput is measured between the
+first batch and the last, because the start of workers is not modelled. Each case is measured several times, all cases in turn,
+and judged by the median. Means hide how uneven the delays are: if sleepers are late by more than a fraction of their sleep, a
+throughput that is off does not count against the model, and is not judged.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ WINDOW_SAMPLES: Final = 64
 BATCH_SAMPLES: Final = 8
 TOLERANCE: Final = 0.15
 LATEST: Final = 0.3
-"""A sample may be so late, as a share of the time that its reading takes, for the throughput to be judged."""
+"""The largest mean delay of a sample, as a share of its reading time, at which the throughput is judged."""
 WORKERS: Final = (1, 2, 3, 4)
 KINDS: Final = ("plain", "ours")
 SAMPLE_S: Final = 4e-3
 PER_TOKEN_S: Final = 2e-6
 COLLATE_S: Final = 6e-3
 STEPS_S: Final = {"loader": 0.0, "both": 0.025, "trainer": 0.08}
-"""What the epoch waits for, and the seconds of a training step with which it does."""
+"""What the epoch waits for, and the seconds of a training step that make it do so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A loader, its workers, and how long a training step takes."""
+    """A loader, its workers, and the length of a training step."""
 
     kind: str
     workers: int
@@ -59,19 +59,19 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """An epoch by the clock: when each batch was there, its samples, and what the sleeps came to, in seconds (means)."""
+    """A measured epoch: when each batch arrived, its samples, and mean lengths of the sleeps, in seconds."""
 
     taken_s: list[float]
     samples: list[int]
     late_s: float
-    """How much longer a sample took to read than it was to."""
+    """How much longer it took to read a sample than intended."""
     collate_s: float
     step_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Samples per second between the first batch and the last, measured and predicted."""
+    """The measured and the predicted samples per second between the first batch and the last."""
 
     case: Case
     steps: int
@@ -79,23 +79,23 @@ class Finding:
     measured: float
     predicted: float
     late: float
-    """How much longer than they were to be the sleeps of reading were, as a share."""
+    """How much longer the reading sleeps were than intended, as a share."""
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less 1."""
+        """Predicted over measured, minus 1."""
         return self.predicted / self.measured - 1
 
     @property
     def verdict(self) -> str:
-        """Empty where every batch has the predicted number of samples and the throughput is within the tolerance."""
+        """Empty if every batch has the predicted number of samples and the throughput is within the tolerance."""
         if self.are_batches_equal and abs(self.error) <= TOLERANCE:
             return ""
         return "too busy to say" if self.are_batches_equal and self.late > LATEST else "WRONG"
 
 
 class Sleepy(Dataset[Sample]):
-    """Samples that take a worker their time and no processor."""
+    """Samples that take a worker's time, but no processor."""
 
     def __init__(self, lengths: Sequence[int], *, is_asleep: bool = True) -> None:
         self.lengths = list(lengths)
@@ -119,7 +119,7 @@ def sleep(seconds: float) -> float:
 
 
 def collate_slowly(samples: list[Sample]) -> dict[str, float]:
-    """Holds how many samples there are and how late they were, and takes its time."""
+    """Returns the number of samples and how late they were, after some time."""
     late_s = sum(sample["late_s"] for sample in samples)
     return {
         "samples": len(samples),
@@ -129,14 +129,14 @@ def collate_slowly(samples: list[Sample]) -> dict[str, float]:
 
 
 def list_cases() -> list[Case]:
-    """Every case."""
+    """Returns every case."""
     return [
         Case(kind=kind, workers=workers, waits_for=name) for kind in KINDS for workers in WORKERS for name in STEPS_S
     ]
 
 
 def build_workload(samples: int = SAMPLES) -> Workload:
-    """One rank that reads the first rows of the trace in order."""
+    """Returns one rank that reads the first rows of the trace in order."""
     tokens = load_lengths(TRACE).tokens[:samples]
     return Workload(
         name=TRACE,
@@ -149,7 +149,7 @@ def build_workload(samples: int = SAMPLES) -> Workload:
 
 
 def predict(case: Case, workload: Workload, epoch: Epoch) -> tuple[list[float], list[int]]:
-    """When each batch is there, by the simulator, and its samples; sleeps are as long as they were in ``epoch``."""
+    """Returns when each batch arrives in the simulator, and its samples. Sleeps are as long as in ``epoch``."""
     loader = LoaderCost(
         workers=case.workers,
         sample_s=SAMPLE_S + epoch.late_s,
@@ -161,11 +161,11 @@ def predict(case: Case, workload: Workload, epoch: Epoch) -> tuple[list[float], 
     what = Run(
         workload=workload,
         policy="odb" if case.kind == "ours" else "standard",
-        # Fixed batches have the size that the budget holds of the longest sample.
+        # A fixed batch holds the number of longest samples that fit the budget.
         budget_tokens=BUDGET_TOKENS if case.kind == "ours" else BATCH_SAMPLES * int(workload.tokens.max()),
         window_samples=WINDOW_SAMPLES,
         depth_steps=2,
-        order=StepOrder.FULLEST,  # the loader's seed is not the model's
+        order=StepOrder.FULLEST,  # the model does not know the loader's seed
         costs=Costs(gpu=gpu, collective=NO_COLLECTIVE, loader=loader),
     )
     rows = run(what).rows
@@ -173,12 +173,12 @@ def predict(case: Case, workload: Workload, epoch: Epoch) -> tuple[list[float], 
 
 
 def measure(case: Case, workload: Workload, *, is_asleep: bool = True) -> Epoch:
-    """An epoch of a real loader; without sleep only its batches mean anything."""
+    """Measures an epoch of a real loader. Without sleeping only its batches are meaningful."""
     dataset = Sleepy(workload.tokens.tolist(), is_asleep=is_asleep)
     taken_s, samples, collate_s, steps_s = [], [], [], []
     late_s = 0.0
     with warnings.catch_warnings():
-        # Workers that sleep need no processor each.
+        # Workers that sleep do not need a processor each.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         for batch in _open(case, dataset):
             taken_s.append(time.monotonic())
@@ -211,7 +211,7 @@ def _open(case: Case, dataset: Sleepy) -> Iterator[dict[str, float]]:
 
 
 def compare(case: Case, workload: Workload) -> Finding:
-    """What is measured of a case, beside what is predicted."""
+    """Returns the measured and the predicted figures of a case."""
     epoch = measure(case, workload)
     predicted_s, predicted = predict(case, workload, epoch)
     return Finding(
@@ -225,7 +225,7 @@ def compare(case: Case, workload: Workload) -> Finding:
 
 
 def choose_median(findings: Sequence[Finding]) -> Finding:
-    """The finding whose error is the median; one whose batches differ goes before all, since that is not a matter of time."""
+    """Returns the finding with the median error, or one whose batches differ, since timing cannot cause that."""
     return min(
         (found for found in findings if not found.are_batches_equal),
         key=lambda found: found.error,
@@ -234,7 +234,7 @@ def choose_median(findings: Sequence[Finding]) -> Finding:
 
 
 def compare_with_model(cases: Sequence[Case], repetitions: int, say: Callable[[str], None] = print) -> list[Finding]:
-    """What was found of each case, the median of so many; ``say`` hears what is measured."""
+    """Returns the median finding of each case over ``repetitions``. ``say`` reports progress."""
     workload = build_workload()
     findings: dict[Case, list[Finding]] = {case: [] for case in cases}
     for repetition in range(repetitions):
@@ -248,7 +248,7 @@ def compare_with_model(cases: Sequence[Case], repetitions: int, say: Callable[[s
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """A row for each case."""
+    """Prints a row for each case."""
     print_table(
         f"Loader model, {SAMPLES} samples of {TRACE}: samples/s between the first batch and the last",
         [
@@ -282,5 +282,5 @@ def print_findings(findings: Sequence[Finding]) -> None:
 
 
 def encode(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """As JSON."""
+    """Returns the findings for JSON."""
     return [{**asdict(found), "error": found.error, "verdict": found.verdict} for found in findings]

@@ -1,9 +1,8 @@
-"""`odb_ref.plan` on every shipped trace, beside other planners: how many steps, how long ranks wait for each other, how fast.
+"""`odb_ref.plan` on every shipped trace, beside other planners: the number of steps, the wait between ranks, and the speed.
 
-Each trace is dealt out to eight ranks, and planned where it lies, on eight ranks with as many samples each; by tokens,
-and by the cost of attention. Where samples are dealt out, figures are held to what is promised: the least count there
-can be, a wait of at most 1.02 by tokens and 1.03 by attention. What large plans take is also said in times of sorting
-as many lengths.
+Each trace is dealt out to eight ranks, and also planned where it lies, on eight ranks with equal numbers of samples; by tokens,
+and by the cost of attention. Plans of dealt samples must keep what is promised: the smallest possible count, and a wait of at
+most 1.02 by tokens and 1.03 by attention. The time of large plans is also given relative to sorting the same number of lengths.
 
 The other planners are those of `tests.conformance.scoreboard`, which installs them below ``build/peers``.
 """
@@ -34,25 +33,24 @@ SAMPLES = 2_048
 MOST_WAIT = {"tokens": 1.02, "attention": 1.03}
 COSTS = {"tokens": None, "attention": attention(hidden_size=4_096)}
 LARGE = {"tokens": 1_000_000, "attention": 100_000}
-"""How many lengths are planned at once to measure the speed."""
+"""The number of lengths planned at once to measure the speed."""
 MOST_SECONDS = {"tokens": 20.0, "attention": 5.0}
-"""Processor time, not the clock's: plans are made by one thread, and machines are busy."""
+"""In processor time, because one thread makes plans, and machines are busy."""
 COST = "attention/24576"
-"""The same as what the traces are planned by: attention of a hidden size of 4,096."""
+"""The cost by which the traces are planned: attention with a hidden size of 4,096."""
 PATIENCE_S = 600.0
 Lengths = list[list[int]]
 
 
 def draw(name: str, number: int) -> list[int]:
-    """Returns lengths drawn from a shipped trace, none beyond the budget: without repetition, unless there are too
-    few."""
+    """Returns lengths drawn from a shipped trace, none over the budget, without repetition unless there are too few."""
     lengths = [min(int(length), BUDGET_TOKENS) for length in load_lengths(name).tokens]
     generator = random.Random(name)
     return generator.sample(lengths, number) if number <= len(lengths) else generator.choices(lengths, k=number)
 
 
 def deal(lengths: list[int], ranks: int) -> Lengths:
-    """Returns the lengths of each rank, as a sampler deals them out."""
+    """Returns the lengths of each rank, dealt out as by a sampler."""
     return [lengths[rank::ranks] for rank in range(ranks)]
 
 
@@ -60,7 +58,7 @@ def deal(lengths: list[int], ranks: int) -> Lengths:
 
 
 def measure_quality(say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns what each way of planning makes of each trace, by trace, cost and way."""
+    """Returns the result of each way of planning, by trace, cost and way."""
     figures: dict[str, Any] = {}
     for name in list_bundled_names():
         say(name)
@@ -73,12 +71,12 @@ def measure_quality(say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def is_good(report: dict[str, Any], cost: str) -> bool:
-    """True when samples that are dealt out make as few steps, and wait as little, as is promised."""
+    """Returns True if dealt samples make the promised number of steps, and wait no longer than promised."""
     return bool(report["count"] == report["least"] and report["wait"] <= MOST_WAIT[cost])
 
 
 def print_quality(figures: dict[str, Any]) -> bool:
-    """Prints the table; True when it is good."""
+    """Prints the table. Returns True if all plans are good."""
     rows = []
     for name, by_cost in figures.items():
         for cost, by_way in by_cost.items():
@@ -95,7 +93,7 @@ def print_quality(figures: dict[str, Any]) -> bool:
 
 
 def measure_speed(say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns the seconds of large plans, and how many times what sorting as many lengths takes, by cost."""
+    """Returns by cost the seconds of large plans, and their ratio to sorting the same number of lengths."""
     figures = {}
     for cost, number in LARGE.items():
         say(f"{number:,} lengths by {cost}")
@@ -111,7 +109,7 @@ def measure_speed(say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def print_speed(figures: dict[str, Any]) -> bool:
-    """Prints the table; True when it is fast enough."""
+    """Prints the table. Returns True if planning is fast enough."""
     rows = [
         [
             f"{entry['lengths']:,}",
@@ -132,15 +130,15 @@ def print_speed(figures: dict[str, Any]) -> bool:
 
 
 def measure_peers(say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns what all planners of the scoreboard make of the traces, by where samples may go, planner and trace.
+    """Returns the results of all planners of the scoreboard, by where samples may go, planner and trace.
 
-    The wait is by attention, as in the first table; broken is what the kit finds wrong with the plan.
+    The wait is by attention, as in the first table. Broken is what the kit finds wrong with the plan.
     """
     figures: dict[str, Any] = {"dealt out": {}, "stay": {}}
     draws = {name: deal(draw(name, SAMPLES), RANKS) for name in list_bundled_names()}
     for peer in scoreboard.PEERS:
         if peer.name == "the model":
-            continue  # its plans are ours, a minute each
+            continue  # its plans are the same as ours, and take a minute each
         say(peer.name)
         folder = scoreboard.install(peer)
         command = [sys.executable, "-m", "odb_ref.conformance", "serve", "--planner", peer.planner]
@@ -159,7 +157,7 @@ def measure_peers(say: Callable[[str], None]) -> dict[str, Any]:
                 problem = decode(question, kind)
                 count = max(map(len, plans))
                 broken = find_faults(problem, plans)
-                plans = [[*own, *[[]] * (count - len(own))] for own in plans]  # the others wait for who has most
+                plans = [[*own, *[[]] * (count - len(own))] for own in plans]  # ranks with fewer steps wait
                 entries[name] = {
                     "count": count,
                     "least": compute_least(problem),
@@ -171,7 +169,7 @@ def measure_peers(say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def print_peers(figures: dict[str, Any]) -> bool:
-    """Prints a table for each way; True when ours broke nothing."""
+    """Prints a table for each way. Returns True if our plans broke nothing."""
     is_right = True
     for way, by_planner in figures.items():
         rows = []
@@ -203,7 +201,7 @@ def measure_plans(say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def print_plans(figures: dict[str, Any]) -> bool:
-    """Prints all tables; True when ours kept what it promises."""
+    """Prints all tables. Returns True if our plans keep what is promised."""
     verdicts = [
         print_quality(figures["quality"]),
         print_speed(figures["speed"]),

@@ -1,9 +1,9 @@
-"""What the loader costs the process that trains: ``python -m tests.bench --only process``.
+"""The cost of the loader to the training process: ``python -m tests.bench --only process``.
 
-A step is emulated: half of it is Python that holds the interpreter lock, as launching kernels does, half of it waits without
-the lock, as for an accelerator. While a thread that never blocks runs Python, it is either on a processor, or ready and without
-one (the kernel counts that), or without the lock: what is left of the wall time is the wait for the lock. Two controls show
-that the measure can tell: no other thread, and one other thread that runs Python all the time.
+A step is emulated. Half of it is Python that holds the interpreter lock, as when launching kernels, and half waits without
+the lock, as for an accelerator. While a thread that never blocks runs Python, it is on a processor, or ready without one
+(the kernel counts that), or without the lock, so the rest of the wall time is the wait for the lock. Two controls test the
+measure: no other thread, and another thread that runs Python all the time.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ STEP_S: Final = 0.05
 PYTHON_SHARE: Final = 0.5
 SAMPLES_PER_RANK: Final = 1500
 STEPS: Final = 120
-"""At most so many are taken, of windows that are larger than a shard would be."""
+"""The most steps taken. Large windows need shards that hold more."""
 SLOW_SAMPLE_S: Final = 0.004
-"""What it takes to make a sample where the first step is timed: a short tokenization."""
+"""The time to make a sample when the first step is timed, like a short tokenization."""
 RAMPS: Final = (0, 3, 4)
 LIMIT_S: Final = 120.0
 
@@ -47,14 +47,14 @@ LIMIT_S: Final = 120.0
 
 @dataclass(slots=True)
 class Clock:
-    """Where the wall time of the calling thread goes, added up over the stretches between `start` and `stop`. In seconds."""
+    """How the calling thread spends its wall time, summed over the stretches between `start` and `stop`, in seconds."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
     queued_s: float = 0.0
-    """Ready to run, without a processor."""
+    """Time ready to run, but without a processor."""
     longest_s: float = 0.0
-    """The longest wait of one stretch for the lock."""
+    """The longest wait for the lock in a stretch."""
     _before_s: float = 0.0
 
     def start(self) -> None:
@@ -65,7 +65,7 @@ class Clock:
         self.queued_s -= _read_schedstat(Path("/proc/thread-self/schedstat"))[1]
 
     def stop(self) -> None:
-        """Ends it. Reading the file gives up the lock for a moment: the wait to get it back is counted, as it should be."""
+        """Ends the stretch. Reading the file releases the lock for a moment. The wait to get it back counts, as it should."""
         self.queued_s += _read_schedstat(Path("/proc/thread-self/schedstat"))[1]
         self.cpu_s += time.thread_time()
         self.wall_s += time.monotonic()
@@ -73,12 +73,12 @@ class Clock:
 
     @property
     def blocked_s(self) -> float:
-        """Neither running nor waiting for a processor: of a thread that never blocks, the wait for the lock."""
+        """Time neither running nor waiting for a processor: for a thread that never blocks, the wait for the lock."""
         return max(0.0, self.wall_s - self.cpu_s - self.queued_s)
 
 
 def _read_schedstat(path: Path) -> tuple[float, float]:
-    """Seconds on a processor, and seconds waiting for one."""
+    """Returns the seconds on a processor, and the seconds waiting for one."""
     on_cpu, queued, _ = path.read_text().split()
     return int(on_cpu) / 1e9, int(queued) / 1e9
 
@@ -91,7 +91,7 @@ def _spin(turns: int) -> int:
 
 
 def _calibrate(seconds: float) -> int:
-    """Turns of `_spin` that take ``seconds`` of processor time."""
+    """Returns the number of turns of `_spin` that take ``seconds`` of processor time."""
     _spin(20_000)
     began = time.thread_time()
     _spin(200_000)
@@ -99,7 +99,7 @@ def _calibrate(seconds: float) -> int:
 
 
 def _read_threads() -> dict[str, float]:
-    """Processor seconds of the loader's threads in this process, by name."""
+    """Returns the processor seconds of the loader's threads in this process, by name."""
     found: dict[str, float] = {}
     for thread in threading.enumerate():
         if thread.name.startswith("odb-"):
@@ -117,11 +117,11 @@ def _train(turns: int, clock: Clock) -> None:
     clock.stop()
     time.sleep(STEP_S * (1 - PYTHON_SHARE))
     if dist.is_initialized():
-        dist.barrier()  # as a model's collective: a faster rank waits for a slower one here, not for data
+        dist.barrier()  # like a model's collective: here a faster rank waits for a slower one, not for data
 
 
 def busy(spec: Spec, rank: int, ranks: int) -> Spec:
-    """An epoch of emulated steps, from its second step to its last."""
+    """Runs an epoch of emulated steps, and measures from its second step to its last."""
     turns = _calibrate(STEP_S * PYTHON_SHARE)
     if "control" in spec:
         return _control(spec["control"], turns)
@@ -141,7 +141,7 @@ def busy(spec: Spec, rank: int, ranks: int) -> Spec:
     ) as loader:
         steps_of_loader = loader.steps()
         first_round = next(steps_of_loader)[1].round
-        # What the imports have left would be looked through once, for a tenth of a second, by the next allocation.
+        # Otherwise the next collection would spend a tenth of a second on objects that the imports left.
         gc.collect()
         threads_before, waited_before = _read_threads(), loader.metrics()["odb/data_wait_s"]
         threads = dict(threads_before)
@@ -172,7 +172,7 @@ def busy(spec: Spec, rank: int, ranks: int) -> Spec:
 
 
 def _control(kind: str, turns: int) -> Spec:
-    """The same steps without a loader; with ``kind`` "rival" beside a thread that runs Python all the time."""
+    """Runs the same steps without a loader, with ``kind`` "rival" beside a thread that runs Python all the time."""
     is_over = threading.Event()
 
     def rival() -> None:
@@ -198,7 +198,7 @@ def _control(kind: str, turns: int) -> Spec:
 
 @dataclass(frozen=True, slots=True)
 class SlowTexts:
-    """Texts that take their time, without a processor."""
+    """Texts that take time to read, but no processor."""
 
     texts: Texts
 
@@ -211,7 +211,7 @@ class SlowTexts:
 
 
 def first(spec: Spec, rank: int, ranks: int) -> Spec:
-    """Seconds until the first step, or with ``kind`` "fill" until a plain DataLoader has read a window."""
+    """Returns the seconds to the first step, or with ``kind`` "fill" until a plain DataLoader has read a window."""
     lengths = compute_shards(TRACE, [SAMPLES_PER_RANK] * ranks)[rank]
     dataset: Any = SlowTexts(Texts(lengths, rank * SAMPLES_PER_RANK))
     workers, window = spec["workers"], spec["window"]
@@ -236,7 +236,7 @@ def first(spec: Spec, rank: int, ranks: int) -> Spec:
 
 
 def measure_process(windows: tuple[int, ...], say: Callable[[str], None]) -> Spec:
-    """All figures, two ranks each: by window and number of workers, the controls, and the first step."""
+    """Returns all figures on two ranks: by window and number of workers, the controls, and the first step."""
     found: Spec = {"busy": {}, "control": {}, "first": {}}
     for kind in ("alone", "rival"):
         say(f"training process, control: {kind}")
@@ -262,7 +262,7 @@ def _collect(results: Any) -> list[Spec]:
 
 
 def print_process(found: Spec) -> int:
-    """Two tables; 1 when a job has failed."""
+    """Prints two tables, and returns 1 if a job failed."""
     jobs = [item for part in found.values() for runs in part.values() for item in runs]
     errors = [item["error"] for item in jobs if "error" in item]
     for error in errors:

@@ -1,8 +1,8 @@
-"""How full the batches are, beside others' and the limit: ``python -m tests.bench --only quality``.
+"""How full the batches are, beside other ways and the limit: ``python -m tests.bench --only quality``.
 
-Every shipped trace, on 8 and 64 ranks (with ``--full`` 512 too), in windows of 256 and 1,024: epochs of eight windows a rank in
-every way to batch, then epochs of 1 to 50 windows beside the peer. Efficiency is real tokens by ranks times critical tokens,
-and 1 is the physical limit. Nothing here is timed, so the figures are the same on every machine.
+It covers every shipped trace, on 8 and 64 ranks (``--full``: also 512), in windows of 256 and 1,024: epochs of eight windows
+per rank in every way to batch, then epochs of 1 to 50 windows beside the peer. Efficiency is real tokens divided by ranks times
+critical tokens, and its physical limit is 1. Nothing is timed, so the figures are the same on every machine.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ RANKS: Final = (8, 64)
 MANY_RANKS: Final = 512
 WINDOWS: Final = (256, 1024)
 RULE: Final = "odb"
-"""The target rule that is judged, unless another is asked for."""
+"""The target rule that is judged by default."""
 LONG: Final = 8
-"""Windows a rank has in an epoch that is judged as a long one."""
+"""The windows per rank in an epoch that is judged as a long one."""
 EPOCHS: Final = (1, 2, 3, 5, 8, 20, 50)
-"""Windows a rank has in the epochs that are compared with the peer's."""
+"""The windows per rank in the epochs that are compared with the peer's."""
 LEAST_PACKED: Final = {256: 0.97, 1024: 0.99}
-"""Goals: the efficiency of packed rows of shared shards, by window."""
+"""Goals for the efficiency of packed rows of shared shards, by window."""
 MOST_PADDED: Final = 0.6
 MOST_PADDED_MEAN: Final = 0.5
-"""Goals: the excess of padded batches by the peer's, in a cell and as the geometric mean of all."""
+"""Goals for the excess of padded batches over the peer's, in a cell and as the geometric mean of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Way:
 
     name: str
     policy: str = ""
-    """Empty: the target rule that is judged."""
+    """Empty for the target rule that is judged."""
     layout: Layout = Layout.PADDED
     sharding: Sharding = Sharding.EVEN
 
@@ -68,7 +68,7 @@ WAYS: Final = (
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """An epoch: of a trace, on so many ranks, of so many windows of samples a rank."""
+    """An epoch: a trace, a number of ranks, and the windows of samples per rank."""
 
     trace: str
     ranks: int
@@ -84,7 +84,7 @@ Found = dict[Cell, dict[str, Summary]]
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A goal that is missed, in words, and by which epoch, if it is by one."""
+    """A missed goal in words, and the epoch that misses it, if it is a single one."""
 
     text: str
     cell: Cell | None = None
@@ -92,7 +92,7 @@ class Miss:
 
 
 def measure_quality(say: Callable[[str], None], *, is_full: bool = False, rule: str = RULE) -> Found:
-    """Every cell of long epochs in every way, and the shorter and longer ones in ours and the peer's."""
+    """Returns every cell of long epochs in every way, and the shorter and longer ones in our way and the peer's."""
     found: Found = {}
     ranks = (*RANKS, MANY_RANKS) if is_full else RANKS
     for trace in list_bundled_names():
@@ -129,7 +129,7 @@ def _simulate(cell: Cell, lengths: Lengths, way: Way, rule: str) -> Result:
 
 
 def print_quality(found: Mapping[Cell, Mapping[str, Summary]], *, rule: str = RULE) -> bool:
-    """Prints the tables, and what misses a goal; True when nothing does. ``rule`` is the one of which they were measured."""
+    """Prints the tables, and the missed goals. Returns True if none is missed. ``rule`` is the rule that was measured."""
     long = {cell: ways for cell, ways in found.items() if cell.windows == LONG}
     print_table(
         f"Efficiency of epochs of {LONG} windows, budget {BUDGET_TOKENS:,} (trace, ranks x window); 1 is the limit",
@@ -173,7 +173,7 @@ def print_quality(found: Mapping[Cell, Mapping[str, Summary]], *, rule: str = RU
 
 
 def _print_losses(epochs: Sequence[tuple[Cell, Way]], rule: str) -> None:
-    """Prints where the epochs that miss a goal lose what they lose, and what no rule could save."""
+    """Prints what the epochs that miss a goal lose and where, and what no rule could save."""
     rows = []
     for cell, way in dict.fromkeys(epochs):
         lengths = load_lengths(cell.trace)
@@ -199,7 +199,7 @@ def _format_ratio(found: Mapping[Cell, Mapping[str, Summary]], cell: Cell, windo
 
 
 def _compute_ratio(ways: Mapping[str, Summary]) -> float:
-    """The excess of padded batches by the peer's, of which there always is some."""
+    """Returns the excess of padded batches divided by the peer's, which is never 0."""
     return ways[PADDED.name].excess / ways[PEER.name].excess
 
 
@@ -231,7 +231,7 @@ def _list_missed(found: Mapping[Cell, Mapping[str, Summary]]) -> list[Miss]:
 
 
 def encode(found: Mapping[Cell, Mapping[str, Summary]]) -> list[dict[str, object]]:
-    """What ``--json`` writes of every cell."""
+    """Returns what ``--json`` writes about every cell."""
     return [
         {**asdict(cell), "ways": {name: summary.to_json() for name, summary in ways.items()}}
         for cell, ways in found.items()

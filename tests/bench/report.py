@@ -1,4 +1,4 @@
-"""Figures of several repetitions, and the tables they are printed in."""
+"""Figures of several repetitions, and tables to print them in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The least, the middle and the greatest of several measurements."""
+    """The minimum, the median and the maximum of several measurements."""
 
     least: float
     median: float
@@ -17,7 +17,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """The spread of at least one value."""
+        """Returns the spread of at least one value."""
         found = sorted(values)
         return cls(found[0], statistics.median(found), found[-1])
 
@@ -27,18 +27,18 @@ class Spread:
         return f"{format_number(self.median)} ({format_number(self.least)} to {format_number(self.greatest)})"
 
     def to_json(self) -> dict[str, float]:
-        """By name."""
+        """Returns the values by name."""
         return {"min": self.least, "median": self.median, "max": self.greatest}
 
 
 def compute_ratios(ours: Sequence[float], others: Sequence[float]) -> Spread | None:
-    """Ours by the other's, repetition by repetition: what was measured one after the other, under the same load."""
+    """Returns the ratio for each repetition, in which both were measured one after the other, under the same load."""
     ratios = [mine / other for mine, other in zip(ours, others, strict=False) if other]
     return Spread.of(ratios) if ratios else None
 
 
 def format_number(value: float) -> str:
-    """Three digits, more only where the number is an integer."""
+    """Returns three digits, or more if the number is an integer."""
     if value == int(value):
         return f"{int(value):,}"
     if abs(value) >= 100:
@@ -47,7 +47,7 @@ def format_number(value: float) -> str:
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table in plain text; the first column is left-aligned."""
+    """Prints a table in plain text. The first column is left-aligned."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     print(f"\n{title}")
     for row in (header, ["-" * width for width in widths], *rows):

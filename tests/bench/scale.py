@@ -1,8 +1,8 @@
 """How the simulator's cost grows with the ranks: ``python -m tests.bench.scale``.
 
-Each row is a process of its own, so that its peak memory is its own. Samples for each rank are the same in every row: the
-cost for each sample is what should not grow. Processor time is what a row costs on a machine that does nothing else; wall
-time is more where something else runs. Both drivers are measured: rounds, and the events of every rank's machine.
+Each row runs in its own process, so that it has its own peak memory. The number of samples for each rank is the same in every
+row, so the cost per sample should not grow. Processor time is what a row costs on an otherwise idle machine; on a busy machine
+the wall time is longer. Both drivers are measured: rounds, and the events of every rank's machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEADER: Final = ["driver", "ranks", "samples", "steps", "wall s", "processor s",
 
 
 def measure(ranks: int, samples: int, driver: Driver) -> dict[str, float]:
-    """Wall and processor seconds and peak memory of one simulation in this process, and the steps it took."""
+    """Returns the wall and processor seconds, the peak memory and the steps of one simulation in this process."""
     lengths = load_lengths(TRACE)
     begin_s = time.process_time()
     workload = build_workload(lengths, ranks=ranks, samples=samples)
@@ -39,7 +39,7 @@ def measure(ranks: int, samples: int, driver: Driver) -> dict[str, float]:
 
 
 def measure_apart(ranks: int, samples: int, driver: Driver) -> dict[str, float]:
-    """`measure` in a process of its own."""
+    """Calls `measure` in a new process."""
     command = [sys.executable, "-m", "tests.bench.scale", "--one", str(ranks), str(samples), driver]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return {key: float(value) for key, value in json.loads(output).items()}

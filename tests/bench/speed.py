@@ -1,8 +1,7 @@
-"""The loaders beside each other: throughput, time to the first step, exchange, and how good the batches are.
+"""The loaders beside each other: throughput, time to the first step, exchange, and the quality of batches.
 
-All but the exchange come of one job: an epoch over the same shards, without a model, so that the loader is all there is to
-wait for.
-Loaders take turns inside each repetition; a ratio is of two jobs of the same repetition.
+All but the exchange comes from one job: an epoch over the same shards without a model, so that only the loader costs time.
+Loaders take turns inside each repetition, and a ratio compares two jobs of the same repetition.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ WORKERS: Final = 2
 SAMPLES_PER_RANK: Final = 2000
 LIMIT_S: Final = 120.0
 FLAGS: Final = 3
-"""Integers that an adapter's message carries beside the offer."""
+"""The integers that an adapter's message carries in addition to the offer."""
 NEAR: Final = (2, 4)
 FAR: Final = (512, 4096)
 
@@ -38,21 +37,21 @@ Figures = dict[str, Any]
 
 @dataclass(slots=True)
 class Runs:
-    """What the repetitions of one loader gave."""
+    """The results of one loader's repetitions."""
 
     kind: str
     ranks: int
     samples_per_s: list[float] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
     later_per_s: list[float] = field(default_factory=list)
-    """Samples per second after the first step: what an epoch comes to, however short the measured one is."""
+    """Samples per second after the first step, which long epochs approach, however short the measured one is."""
     steps: list[int] = field(default_factory=list)
     critical_tokens: list[int] = field(default_factory=list)
     efficiency: list[float] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
 
     def add(self, results: Sequence[Rank]) -> None:
-        """One repetition."""
+        """Adds a repetition."""
         data = [rank.data for rank in results]
         missing = [f"rank {number}: {rank.error or 'hung'}" for number, rank in enumerate(results) if rank.data is None]
         found = [item for item in data if item is not None]
@@ -72,7 +71,7 @@ class Runs:
 
 
 def make_spec(kind: str, ranks: int, samples: int, window: int, trace: str = TRACE, **more: Any) -> Figures:
-    """The job of one loader."""
+    """Returns the job of one loader."""
     spec = {"kind": kind, "trace": trace, "shards": [samples] * ranks, "budget": BUDGET_TOKENS, "window": window}
     return {**spec, "workers": WORKERS, "batch": 15, **more}
 
@@ -80,7 +79,7 @@ def make_spec(kind: str, ranks: int, samples: int, window: int, trace: str = TRA
 def measure(
     ranks: int, kinds: Sequence[str], repetitions: int, samples: int, window: int, trace: str = TRACE
 ) -> dict[str, Runs]:
-    """All loaders in turn, ``repetitions`` times. A plain DataLoader's batches hold the samples that ours did before it."""
+    """Runs all loaders in turn, ``repetitions`` times. A plain DataLoader's batches hold the samples of our previous ones."""
     runs = {kind: Runs(kind, ranks) for kind in kinds}
     batch = {}
     for repetition in range(repetitions):
@@ -94,13 +93,13 @@ def measure(
 
 
 def say(text: str) -> None:
-    """A line of progress, on a terminal only."""
+    """Prints a line of progress, on a terminal only."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def compute_optimum(ranks: int, samples: int, trace: str) -> int:
-    """The fewest steps possible if all lengths were known before the epoch: the most groups that any shard needs."""
+    """Returns the fewest steps if all lengths were known beforehand: the most groups that any shard needs."""
     return max(
         len(compute_groups([Sample(i, i, length, length) for i, length in enumerate(shard)], BUDGET_TOKENS))
         for shard in compute_shards(trace, [samples] * ranks)
@@ -108,7 +107,7 @@ def compute_optimum(ranks: int, samples: int, trace: str) -> int:
 
 
 def print_speed(runs: dict[str, Runs], samples: int, trace: str) -> None:
-    """Samples per second and the first step: ratios, of epochs of ``samples`` a rank."""
+    """Prints ratios of samples per second and of the first step, for epochs of ``samples`` per rank."""
     ours = runs["ours"]
     rows = []
     for kind, name in (("plain", "plain DataLoader"), ("peer", "peer")):
@@ -144,7 +143,7 @@ def _show(spread: Spread | None) -> str:
 
 
 def print_quality(runs: dict[str, Runs], optimum: int, window: int, trace: str) -> None:
-    """Steps, critical tokens, efficiency."""
+    """Prints steps, critical tokens and efficiency."""
     rows = [
         [kind, _show_all(found.steps), _show_all(found.critical_tokens), _show_all(found.efficiency)]
         for kind, found in runs.items()
@@ -175,7 +174,7 @@ def _show_all(values: Sequence[float]) -> str:
 
 
 def measure_exchange(ranks: int, rounds: int) -> dict[str, Figures]:
-    """Collectives, bytes and CPU of one round on one rank, by transport."""
+    """Returns by transport the collectives, bytes and CPU time of one round on one rank."""
     found = {}
     for transport in ("reduce", "gather"):
         say(f"exchange, {ranks} ranks, {transport}")
@@ -189,16 +188,16 @@ def measure_exchange(ranks: int, rounds: int) -> dict[str, Figures]:
 
 
 def compute_round_bytes(transport: str, ranks: int, steps: int) -> int:
-    """Bytes that the busiest rank of the tree sends in one round of ``steps`` steps, but for the messages' heads."""
+    """Returns the bytes that the tree's busiest rank sends in one round of ``steps`` steps, without message headers."""
     message = 8 * (POST_SIZE + FLAGS) + 8 * 3 * steps
     children = min(FAN, ranks - 1)
-    # The root has no parent; where ranks are further down, one in between sends up as well.
+    # The root has no parent. With more levels, a rank in between also sends up.
     parents = int(ranks > 1 + FAN)
     return message * (children + parents if transport == "reduce" else children * ranks)
 
 
 def print_exchange(measured: dict[int, dict[str, Figures]]) -> None:
-    """A row for each transport and world, measured and by formula."""
+    """Prints a row for each transport and world, measured and by formula."""
     rows = []
     for transport in ("reduce", "gather"):
         for ranks, found in measured.items():
@@ -227,5 +226,5 @@ def print_exchange(measured: dict[int, dict[str, Figures]]) -> None:
 
 
 def list_kinds() -> list[str]:
-    """The loaders that can be measured here, in the order of their turns."""
+    """Returns the loaders that can be measured here, in the order of their turns."""
     return ["ours", "plain", "peer"] if has_peer() else ["ours", "plain"]

@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic and judges: a check that cannot fail would show nothing."""
+"""The arithmetic and the judges of the benchmarks: a check that cannot fail would show nothing."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_formula_for_bytes_is_what_two_ranks_measure(transport: str) -> None
         assert rank.data["collectives"] == 2
         sent.append(rank.data["bytes"])
     formula = speed.compute_round_bytes(transport, 2, 16)
-    assert formula <= max(sent) <= formula + 64  # the heads of the messages
+    assert formula <= max(sent) <= formula + 64  # the headers of the messages
 
 
 def make_finding(predicted: float, *, are_batches_equal: bool = True, late: float = 0.0) -> model.Finding:
@@ -121,7 +121,7 @@ def test_the_core_by_itself_emits_every_sample_once_or_says_so(monkeypatch: pyte
     shard = tuple(Sample(place, place, length, length) for place, length in enumerate([900, 40, 3000, 7] * 50))
     seconds, steps = core.run_epoch(shard)
     assert seconds > 0
-    assert 17 <= steps < 200  # 197,350 tokens of 12,288 a step
+    assert 17 <= steps < 200  # 197,350 tokens, 12,288 in a step
     told = core._answer
     monkeypatch.setattr(core, "_answer", lambda effect, shard, read: told(effect, shard[:-1], read))
     with pytest.raises(RuntimeError, match="199 samples came of 200"):
@@ -131,6 +131,6 @@ def test_the_core_by_itself_emits_every_sample_once_or_says_so(monkeypatch: pyte
 def test_the_clock_tells_waiting_for_the_lock_from_waiting_for_nothing() -> None:
     turns = process._calibrate(0.01)
     alone, rival = (process._control(kind, turns) for kind in ("alone", "rival"))
-    # About 0.001 and 0.4 on an idle machine; others that run beside this test blur both.
+    # About 0.001 and 0.4 on an idle machine. Other work during this test blurs both.
     assert rival["lock_wait_s"] > 0.08 * rival["python_s"]
     assert alone["lock_wait_s"] < 0.5 * rival["lock_wait_s"]

@@ -1,4 +1,4 @@
-"""Where batches lose what they lose, and what no rule could save."""
+"""Where batches lose efficiency, and what no rule could save."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_whole_steps_cost_what_the_last_one_lacks() -> None:
 
 @dataclass(frozen=True)
 class Singles:
-    """As many steps as the rank with most samples has of these."""
+    """A rule with one step for each sample of the rank that has most."""
 
     name: str = "singles"
 
@@ -79,7 +79,7 @@ class Singles:
 
 
 def test_efficiency_has_no_bound_that_would_excuse_a_rule() -> None:
-    """Steps of single samples waste less than any goal for padded batches allows, and are many."""
+    """Steps of single samples waste less than any goal for padded batches allows, but there are many."""
     default, singles = simulate().summary, simulate(rule=Singles(), ramp_rounds=0).summary
     assert singles.excess < default.excess / 3
     assert singles.steps > 10 * default.steps

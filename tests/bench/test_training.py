@@ -1,4 +1,4 @@
-"""The comparison that the training benchmark rests on: it holds for packed rows, and can fail."""
+"""The training benchmark's comparison holds for packed rows, and can fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = [[SAMPLES[:2], SAMPLES[2:3]], [SAMPLES[3:5], SAMPLES[5:]]]
 
 
 def train_packed(*, is_weighted: bool) -> list[list[tuple[int, list[list[int]], float]]]:
-    """The steps of each rank as the benchmark notes them; a rank's loss counts by its tokens only if ``is_weighted``."""
+    """Returns the benchmark's record of each rank's steps. A rank's loss counts by its tokens only if ``is_weighted``."""
     model = training.make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=training.LEARNING_RATE)
     notes: list[list[tuple[int, list[list[int]], float]]] = [[], []]

@@ -1,8 +1,8 @@
-"""Training on real text, two ranks of uneven shards: packed rows beside padded batches, fixed batches and the peer.
+"""Training on real text with two ranks of uneven shards: packed rows beside padded batches, fixed batches and the peer.
 
-All train the same small transformer on the docstrings of Python's standard library, under the same largest batch. Attention
-is computed sample by sample in a row, as variable-length kernels do, so that a row costs what its samples cost. Our
-first steps are then compared with those of one process that is given the samples of a step one by one: losses are equal.
+All train the same small transformer on the docstrings of Python's standard library, with the same largest batch. Attention is
+computed sample by sample in a row, as by variable-length kernels, so that a row costs what its samples cost. Then the losses of
+our first steps are compared with those of one process that gets the samples of a step one by one: they are equal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WORKERS: Final = 1
 LIMIT_S: Final = 600.0
 LEARNING_RATE: Final = 0.05
 TOLERANCE: Final = 1e-5
-"""Relative: transformers computes the loss in float32."""
+"""Relative, because transformers computes the loss in float32."""
 
 KINDS: Final = ("packed", "padded", "fixed", "peer")
 
@@ -43,7 +43,7 @@ Ids = list[int]
 
 @dataclass(slots=True)
 class Training:
-    """What the repetitions of one way gave."""
+    """The results of one way's repetitions."""
 
     samples_per_s: list[float] = field(default_factory=list)
     steps: int = 0
@@ -58,7 +58,7 @@ class Training:
 
 
 def make_model() -> Any:
-    """Returns a small Llama with random weights, always the same."""
+    """Returns a small Llama with random weights, the same each time."""
     import transformers
 
     transformers.AttentionInterface.register("segments", _attend)
@@ -72,7 +72,7 @@ def make_model() -> Any:
         num_attention_heads=4,
         num_key_value_heads=4,
         attn_implementation="segments",
-        use_cache=False,  # with a cache transformers does not look for samples in a row
+        use_cache=False,  # with a cache, transformers does not look for separate samples in a row
     )
     return transformers.LlamaForCausalLM(config)
 
@@ -91,7 +91,7 @@ def _attend(
 
 
 def learn(spec: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
-    """Trains for an epoch; says, step by step, what the rank had and what it added to the loss."""
+    """Trains for an epoch. Returns the batch and the share of the loss of each step on this rank."""
     from demo_texts import ByteTexts, read_docstrings
 
     texts = ByteTexts(read_docstrings(sum(spec["shards"])), spec["max_tokens"])
@@ -111,7 +111,7 @@ def learn(spec: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
 
 
 def _join(model: DistributedDataParallel, kind: str) -> AbstractContextManager[object]:
-    """Returns what the peer's README asks for where ranks take different numbers of steps; nothing for others."""
+    """Returns the context that the peer's README requires if ranks take different numbers of steps, else an empty one."""
     return Join([model]) if kind == "peer" else nullcontext()
 
 
@@ -145,7 +145,7 @@ def _iterate(texts: Any, spec: dict[str, Any], rank: int, ranks: int) -> Iterato
             for batch in loader:
                 info = odb.pop_step_info(batch, loss_scaling="exact")
                 yield batch, float(info.loss_scale), False
-        case "fixed":  # every rank needs the same number of batches: each has its share of all samples
+        case "fixed":  # every rank needs the same number of batches, so each takes its share of all samples
             mine = Subset(texts, range(rank, len(texts), ranks))
             for batch in DataLoader(
                 mine, spec["budget"] // spec["max_tokens"], num_workers=spec["workers"], collate_fn=_pad
@@ -211,8 +211,8 @@ def _add(training: Training, kind: str, results: Sequence[Rank]) -> None:
 
 
 def compare_losses(ranks: Sequence[Sequence[tuple[int, list[Ids], float]]]) -> float:
-    """Returns the largest relative difference between the loss of a step, over all ranks, and that of one process which
-    trains on the same samples one by one.
+    """Returns the largest relative difference between a step's loss over all ranks and the loss of one process that trains on
+    the same samples one by one.
     """
     torch.set_num_threads(1)
     model = make_model()
@@ -233,7 +233,7 @@ def compare_losses(ranks: Sequence[Sequence[tuple[int, list[Ids], float]]]) -> f
 
 
 def print_training(found: dict[str, Training]) -> bool:
-    """Prints the table; returns True when the losses of ours are those of one process."""
+    """Prints the table. Returns True if our losses are those of one process."""
     base = found["packed"].samples_per_s
     rows = []
     for kind, training in found.items():

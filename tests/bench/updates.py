@@ -1,11 +1,12 @@
-"""What updates of a fixed number of samples cost: ``python -m tests.bench --only updates``.
+"""The cost of updates with a fixed number of samples: ``python -m tests.bench --only updates``.
 
-How evenly they are dealt, on every shipped trace: the time of an update that ranks share without knowing lengths, own share or
-dealt by load, over the time of one whose lengths were all known before, each longest sample to the lightest rank. A rank's time
-is its tokens, and for each step a twentieth of the budget. Nothing of that is timed: it is the same on every machine.
+The first table shows how evenly updates are dealt, for every shipped trace. It divides the time of an update that ranks share
+without knowing lengths, by rank or by load, by the time of an update dealt with all lengths known, the longest sample first to
+the lightest rank. A rank's time is its tokens, plus a twentieth of the budget for each step. Nothing is timed, so the figures
+are the same on every machine.
 
-And what loaders of two ranks do in a second, in turn: steps and samples of the free mode and of updates, from a source that is
-always ready, and from workers that take long for each sample.
+The second table shows the steps and samples per second of loaders on two ranks, in free mode and with updates, in turn: from a
+source that is always ready, and from workers that take long for each sample.
 """
 
 from __future__ import annotations
@@ -36,36 +37,36 @@ Lengths = list[int]
 # How evenly an update is dealt ---------------------------------------------------------------------------------------------
 
 SIZES: Final = ((8, 32), (8, 128), (64, 64), (64, 128))
-"""Ranks, and samples of an update a rank."""
+"""Ranks, and samples of an update per rank."""
 UPDATES: Final = 512
-"""So many updates by ranks."""
+"""The scale of the number of updates, which is divided by the ranks."""
 ROWS: Final = 4
-"""The budget holds so many of the longest sample."""
+"""The number of longest samples that the budget holds."""
 MOST: Final = {128: 1.05, 0: 1.10}
-"""Goals: the time of a dealt update over that of known lengths, by the least number of samples a rank."""
+"""Goals for the time of a dealt update over that of known lengths, by the smallest number of samples per rank."""
 LONG: Final = 1 / 3
-"""From this part of a rank's mean load on, one sample that is drawn late is more than the rest can even out."""
+"""Above this share of a rank's mean load, a sample that is drawn late is more than the rest can even out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
-    """Updates of a trace, in times of those whose lengths are known."""
+    """Updates of a trace, in multiples of the time with known lengths."""
 
     trace: str
     ranks: int
     samples: int
-    """Samples of an update, for each rank."""
+    """The samples of an update, per rank."""
     layout: str
     own: float
     dealt: float
     worst: float
     """The worst of the dealt updates."""
     longest: float
-    """The longest sample by the mean load of a rank."""
+    """The longest sample, divided by the mean load of a rank."""
 
     @property
     def verdict(self) -> str:
-        """Empty where the goal is met."""
+        """Empty if the goal is met."""
         goal = next(most for least, most in MOST.items() if self.samples >= least)
         if self.dealt <= goal:
             return ""
@@ -73,7 +74,7 @@ class Dealing:
 
 
 def measure_dealing(say: Callable[[str], None]) -> list[Dealing]:
-    """Every trace, size and layout."""
+    """Measures every trace, size and layout."""
     found = []
     for trace in list_bundled_names():
         lengths = list(map(int, load_lengths(trace).tokens))
@@ -101,12 +102,12 @@ def _compare(trace: str, ranks: int, samples: int, updates: list[Lengths], layou
 
 
 def deal_by_rank(update: Lengths, ranks: int) -> list[Lengths]:
-    """Every so manieth sample."""
+    """Deals every ``ranks``-th sample to the same rank."""
     return [update[rank::ranks] for rank in range(ranks)]
 
 
 def deal_by_load(update: Lengths, ranks: int) -> list[Lengths]:
-    """In portions, as R16.4 has it."""
+    """Deals in portions, as R16.4 does."""
     dealt: list[Lengths] = [[] for _ in range(ranks)]
     drawn, portions = 0, count_portions(len(update), ranks)
     for portion in range(portions):
@@ -122,7 +123,7 @@ def deal_by_load(update: Lengths, ranks: int) -> list[Lengths]:
 
 
 def deal_by_length(update: Lengths, ranks: int) -> list[Lengths]:
-    """The longest first, each to the lightest rank."""
+    """Deals the longest first, each to the lightest rank."""
     dealt: list[Lengths] = [[] for _ in range(ranks)]
     heap = [(0, rank) for rank in range(ranks)]
     for length in sorted(update, reverse=True):
@@ -133,18 +134,18 @@ def deal_by_length(update: Lengths, ranks: int) -> list[Lengths]:
 
 
 def compute_time(dealt: Sequence[Lengths], layout: Layout, budget: int) -> float:
-    """The time of the slowest rank, in tokens."""
+    """Returns the time of the slowest rank, in tokens."""
     return add_up(form_steps(dealt, layout, budget), budget)
 
 
 def add_up(tokens: Sequence[Lengths], budget: int, cost: float = 0.05, *, is_waiting: bool = False) -> float:
-    """The time of the ranks that compute so many tokens in each step, in tokens."""
+    """Returns the time, in tokens, of ranks that compute ``tokens`` in each step."""
     spent = sum(map(max, zip(*tokens, strict=True))) if is_waiting else max(map(sum, tokens))
     return spent + len(tokens[0]) * budget * cost
 
 
 def form_steps(dealt: Sequence[Lengths], layout: Layout, budget: int, share: int = PADDING_SHARE) -> list[Lengths]:
-    """The tokens of each step of each rank."""
+    """Returns the tokens of each step of each rank."""
     formed = []
     for own in dealt:
         samples = [make_sample(place, place, length, length, ()) for place, length in enumerate(own)]
@@ -155,12 +156,12 @@ def form_steps(dealt: Sequence[Lengths], layout: Layout, budget: int, share: int
 
 
 STEP_COSTS: Final = {0.05: False, 0.3: True}
-"""What an empty step costs, as a part of a full one, and whether ranks wait for each other in every step, as with FSDP."""
+"""The cost of an empty step, as a share of a full one, and whether ranks wait for each other in every step, as with FSDP."""
 SHARES: Final = (16, 8, 4, 2)
 
 
 def measure_shares() -> dict[str, list[list[float]]]:
-    """How much faster than fixed batches at the same updates, 16 samples on each of 8 ranks, by trace, cost and share."""
+    """Returns the speed-up over fixed batches at the same updates (16 samples on each of 8 ranks), by trace, cost and share."""
     found: dict[str, list[list[float]]] = {}
     for trace in list_bundled_names():
         lengths = list(map(int, load_lengths(trace).tokens))
@@ -184,7 +185,7 @@ def measure_shares() -> dict[str, list[list[float]]]:
 
 
 def print_dealing(found: Sequence[Dealing]) -> bool:
-    """Prints the table; True where every goal is met, but for samples too long to be evened out."""
+    """Prints the table. Returns True if every goal is met, except with samples too long to be evened out."""
     rows = [
         [
             item.trace,
@@ -214,13 +215,13 @@ WAYS: Final[dict[str, Spec]] = {
     "updates, dealt": {"update_samples": UPDATE_SAMPLES, "shard": "shared"},
 }
 SOURCES: Final = {"ready": (12_000, 0.0), "4 ms a sample": (4_096, 0.004)}
-"""Samples of an epoch, and seconds for each of them."""
+"""The samples of an epoch, and the seconds for each of them."""
 LEAST_STEPS: Final = 0.9
-"""Goal: steps a second by those of the free mode, from a source that is ready."""
+"""The goal for steps per second relative to free mode, from a source that is ready."""
 
 
 class Slow(Texts):
-    """Takes its time for each sample."""
+    """Texts that take time to read."""
 
     delay_s = 0.0
 
@@ -230,7 +231,7 @@ class Slow(Texts):
 
 
 def race(spec: Spec, rank: int, ranks: int) -> Spec:
-    """Epochs of each way, in turn: seconds, steps, and seconds to the first step."""
+    """Runs epochs of each way in turn, and returns seconds, steps, and seconds to the first step."""
     from odb_ref.torch import ODBDataLoader
 
     data = Slow(compute_shards(TRACE, [spec["samples"]])[0], 0)
@@ -250,7 +251,7 @@ def race(spec: Spec, rank: int, ranks: int) -> Spec:
 
 
 def measure_race(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """By source and way what `race` found on the first rank.
+    """Returns by source and way what `race` measured on the first rank.
 
     Raises: RuntimeError when a rank failed.
     """
@@ -266,7 +267,7 @@ def measure_race(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]
 
 
 def print_race(figures: dict[str, Any]) -> bool:
-    """Prints the table; True where updates take the steps a second that they should."""
+    """Prints the table. Returns True if updates reach the steps per second of the goal."""
     rows, is_good = [], True
     for source, found in figures.items():
         for name in WAYS:
@@ -288,12 +289,12 @@ def print_race(figures: dict[str, Any]) -> bool:
 
 
 def measure_updates(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Both."""
+    """Measures both."""
     return {"dealing": measure_dealing(say), "shares": measure_shares(), "race": measure_race(repetitions, say)}
 
 
 def print_updates(figures: dict[str, Any]) -> bool:
-    """Prints both; True where the goals are met."""
+    """Prints both. Returns True if the goals are met."""
     rows = [[trace, *(f"{gain:.2f}" for row in rows for gain in row)] for trace, rows in figures["shares"].items()]
     header = ["trace", *(f"{cost:.0%}, 1/{share}" for cost in STEP_COSTS for share in SHARES)]
     print_table("Over fixed batches at the same updates, by the cost of an empty step and padding_share", header, rows)
@@ -301,5 +302,5 @@ def print_updates(figures: dict[str, Any]) -> bool:
 
 
 def encode(figures: dict[str, Any]) -> dict[str, Any]:
-    """As JSON has it."""
+    """Returns the figures for JSON."""
     return figures | {"dealing": [asdict(item) for item in figures["dealing"]]}

@@ -1,4 +1,4 @@
-"""The names and arguments of the released peer, and what stands behind them here."""
+"""The names and arguments of the released peer, and what they do here."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_batch_carries_its_step_until_it_is_taken() -> None:
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_dataloader_is_changed_in_place(shuffle: bool) -> None:
-    """Its order, its seed and its workers are kept; a distributed sampler is replaced by shards without repeated samples."""
+    """Its order, seed and workers are kept. A distributed sampler is replaced by shards without repeated samples."""
     generator = torch.Generator().manual_seed(3)
     dataloader = DataLoader(Numbers(0, 20), batch_size=1, shuffle=shuffle, collate_fn=collate, generator=generator)
     held = dataloader

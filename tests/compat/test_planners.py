@@ -1,7 +1,7 @@
-"""verl's and slime's planners, by ours: their signatures and results; and what hangs or overruns there does not here.
+"""verl's and slime's planners, implemented by ours, with their signatures and results. What hangs or overruns there does not.
 
-The originals run where they are installed, as ``make conformance`` does: ``PYTHONPATH=build/peers/verl-0.9.1``. Elsewhere a
-plain class stands for tensordict's.
+The originals run if they are installed, as for ``make conformance``: ``PYTHONPATH=build/peers/verl-0.9.1``. Otherwise a plain
+class replaces tensordict's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.torch.ranks import run_ranks
 
 
 class Columns(dict[str, Any]):
-    """What is used of a TensorDict."""
+    """The parts of a TensorDict that are used."""
 
     def __init__(self, source: dict[str, Any], batch_size: int) -> None:
         super().__init__(source)
@@ -34,7 +34,7 @@ class Columns(dict[str, Any]):
 
 
 class Data:
-    """What is used of a DataProto."""
+    """The parts of a DataProto that are used."""
 
     def __init__(self, batch: Any, non_tensor_batch: dict[str, Any], meta_info: dict[str, Any]) -> None:
         self.batch, self.non_tensor_batch, self.meta_info = batch, non_tensor_batch, meta_info
@@ -45,7 +45,7 @@ class Data:
 
 
 def make_batch(lengths: list[int], *, is_nested: bool = False, kind: Any = Columns) -> Any:
-    """Samples whose tokens are all their number, from 1."""
+    """Returns samples whose tokens all equal their number, from 1."""
     rows = [torch.full((length,), index + 1) for index, length in enumerate(lengths)]
     width = max(lengths, default=1)
     ids = torch.zeros(0, 1, dtype=torch.long)
@@ -158,7 +158,7 @@ def make_nested(rows: list[Any], dim: int) -> Any:
 
 @pytest.mark.parametrize("lengths", [[30, 20, 10, 50], [30, 30], [9]])
 def test_verl_nested_columns_stay_ragged_along_their_tokens(lengths: list[int]) -> None:
-    """Positions of several axes are [axes, tokens] for each sample: one row alone does not say which of the two is ragged."""
+    """Positions of several axes are [axes, tokens] for each sample. One row alone does not show which of the two is ragged."""
     batch = make_batch(lengths, is_nested=True)
     rows = [torch.arange(3 * length).view(3, length) for length in lengths]
     batch["position_ids"] = make_nested(rows, 2)
@@ -219,7 +219,7 @@ OLDER = {
     "0.5, 0.6": "batch max_token_len dp_group num_batches_divided_by same_micro_num_in_dp min_num_micro_batch"
     " use_dynamic_bsz_balance",
 }
-"""What `rearrange_micro_batches` took in older releases of verl, from which other projects have copied it."""
+"""The arguments of `rearrange_micro_batches` in older releases of verl, from which other projects have copied it."""
 
 
 @pytest.mark.parametrize("names", OLDER.values(), ids=[*OLDER])
@@ -277,7 +277,7 @@ def test_verl_results_are_of_the_originals_kind(lengths: list[int], is_nested: b
 def test_verl_plans_where_the_original_does_and_no_more_micro_batches(
     lengths: list[int], size: int, divided_by: int, at_least: int
 ) -> None:
-    """Groups, multiples and a least number: what the original plans is planned here, by as many or fewer."""
+    """With groups, multiples and a least number, whatever the original plans is planned here, with no more micro-batches."""
     original = pytest.importorskip("verl.utils.seqlen_balancing")
     kind = pytest.importorskip("tensordict").TensorDict
     lengths = lengths[: len(lengths) - len(lengths) % size]
@@ -311,12 +311,12 @@ def prepare(rank: int, shards: list[list[int]]) -> Any:
         outputs = torch.cat([part.batch["input_ids"][:, 0] for part in parts])
         back = verl.restore_dynamic_batch(outputs, indices)
         found = len(parts), back.tolist(), sum(float(part.batch["loss_mask"].sum()) for part in parts)
-    torch.distributed.barrier()  # nobody is left behind
+    torch.distributed.barrier()  # no rank is left behind
     return found
 
 
 def test_a_user_of_verl_changes_one_import_and_nothing_hangs() -> None:
-    """Two gloo ranks, verl's own classes: one with fewer samples than the agreed count; then one with an over-long sample."""
+    """Two gloo ranks with verl's own classes: one has fewer samples than the agreed count, then one has an over-long sample."""
     pytest.importorskip("verl.protocol")
     first, second = (result.value for result in run_ranks(2, prepare, SHARDS))
     assert first == (3, [1, 2, 3], 9.0)
@@ -331,7 +331,7 @@ PATIENCE_S = 4.0
 
 
 def train_step(rank: int, name: str, shards: list[list[int]]) -> Any:
-    """How many micro-batches a trainer reduces gradients of, or what it raises. As an actor does, it lives on after that."""
+    """Returns how many micro-batches a trainer reduces gradients of, or what it raises. Like an actor, it survives that."""
     from verl.protocol import DataProto
 
     group = torch.distributed.new_group(timeout=timedelta(seconds=PATIENCE_S))
@@ -365,8 +365,8 @@ TOO_LONG = "rank 1: sample 0 has 61 tokens, more than the budget of 60"
 def test_a_user_of_verl_beside_the_original_import(
     shards: list[list[int]], ours: list[str], original: list[str]
 ) -> None:
-    """Spec: R13.4, R13.11. The import is all that differs. Where a rank has few, the original has no plan; where one has
-    a sample that is too long, the other rank waits for it until its group gives up.
+    """Spec: R13.4, R13.11. Only the import differs. If a rank has few samples, the original has no plan. If one has one that
+    is too long, the other rank waits for it until its group gives up.
     """
     pytest.importorskip("verl.protocol")
     for rank, result in enumerate(run_ranks(2, train_step, OURS, shards)):
@@ -425,7 +425,7 @@ def schedule(arguments: SimpleNamespace, lengths: list[int], size: int, **more: 
 
 def test_slime_serves_what_it_says_and_refuses_the_rest() -> None:
     arguments = make_arguments(allow_partial_train_step=True)
-    assert schedule(arguments, [9] * 9, 8)[3] == [8]  # a rank would have nothing to do in the step of the last
+    assert schedule(arguments, [9] * 9, 8)[3] == [8]  # a rank would have nothing to do in the last step
     assert schedule(arguments, [9] * 12, 8, sample_is_multimodal=[True] * 12)[3] == [8, 4]
     arguments.packing_safety_margin = 0.5
     assert max(map(len, schedule(arguments, [5] * 32, 32)[1][0])) == 3

@@ -1,4 +1,4 @@
-"""What the released peer does in three cases of docs/howto/migrate.md that no benchmark has."""
+"""The released peer in three cases of docs/howto/migrate.md that no benchmark covers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_all(rank: int, name: str) -> list[int]:
 
 
 def prepare(rank: int, name: str) -> list[int]:
-    """The sizes of the batches that `Accelerator.prepare` leaves."""
+    """Returns the sizes of the batches after `Accelerator.prepare`."""
     odb: Any = {"released": released, "ours": ours}[name]
     dataloader = DataLoader(Numbers(0, COUNT), collate_fn=collate_numbers, **SETTINGS)
     odb.apply(dataloader, token_budget=200, loss_scaling="approx")

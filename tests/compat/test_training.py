@@ -69,7 +69,7 @@ class Recorder(Trainer):
 
 
 class Native(ODBTrainerMixin, Recorder):
-    """As the release has it for new trainers: its loader is its own, made for batches that carry their steps."""
+    """A new trainer as the release recommends: its own loader makes batches that carry their steps."""
 
     def get_train_dataloader(self) -> Any:
         loader = make_plain(self.train_dataset)
@@ -101,7 +101,7 @@ def finish(trainer: Any) -> Any:
 
 
 def drop_idle(updates: list[list[int]]) -> list[list[int]]:
-    """A rank's batches, without replays at the end: what it has trained on before counts for nothing."""
+    """Returns a rank's batches without replays, which are samples that it has trained on before."""
     seen: set[int] = set()
     found = []
     for numbers in updates:
@@ -111,7 +111,7 @@ def drop_idle(updates: list[list[int]]) -> list[list[int]]:
 
 
 def loop(rank: int, *, scale: str) -> Any:
-    """The loop of the release's README, in the context that it asks for."""
+    """Runs the loop of the release's README, in the context that it requires."""
     loader = odb.ODBDataLoader(
         make_shard(rank),
         token_budget=BUDGET_TOKENS,
@@ -181,7 +181,7 @@ def train_all(rank: int, folder: Path) -> Any:
 
 
 def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
-    """Checks: WEIGHT, COVER, ALIGN. What the release's guides set up, over two ranks and a batch without a label."""
+    """Checks: WEIGHT, COVER, ALIGN. Setups from the release's guides, on two ranks, with a batch without a label."""
     values = get_values(run_ranks(len(SIZES), train_all, tmp_path))
     enabled, native, handed, accelerated, looped = zip(*(value[0] for value in values), strict=True)
     for runs in (enabled, handed, accelerated, looped):
@@ -196,7 +196,7 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> No
 
 
 class Answer(nn.Module):
-    """A model as transformers has them: called with a batch, its answer has a loss."""
+    """A model like those of transformers: called with a batch, it returns a loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ def strip(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def list_blocks() -> list[str]:
-    """The Python blocks of the README that came with the release."""
+    """Returns the Python blocks of the README that came with the release."""
     try:
         text = importlib.metadata.metadata("online-dynamic-batching").get_payload()
     except importlib.metadata.PackageNotFoundError:
@@ -222,7 +222,7 @@ def list_blocks() -> list[str]:
 
 
 def run_blocks(kind: str, blocks: list[str], folder: Path) -> list[int]:
-    """How many samples each block counted or showed the model; -1 for one that trains nothing."""
+    """Returns how many samples each block counted or showed the model, -1 for one that trains nothing."""
     found = []
     for block in blocks:
         code = block
@@ -286,7 +286,7 @@ def test_the_readme_of_the_release_runs_with_the_import_changed(tmp_path: Path) 
 @pytest.mark.deep
 @needs_release
 def test_what_the_release_makes_of_its_own_loops(tmp_path: Path) -> None:
-    """In one process, where it shows the model every sample too. It may fail as it ends, which says nothing."""
+    """It runs in one process, in which the release also shows the model every sample. A failure at its end does not count."""
     command = [sys.executable, "-m", "tests.compat.test_training", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     print(done.stderr[-1000:])
@@ -325,7 +325,7 @@ def set_budgets(rank: int, folder: Path) -> None:
 
 
 def test_lightning_trains_with_the_weights_of_the_batches(tmp_path: Path) -> None:
-    """Checks: WEIGHT, COVER. A wrapped module, one with the mixin, and a sample budget."""
+    """Checks: WEIGHT, COVER. A wrapped module, one with the mixin, and a budget in samples."""
     require("lightning")
     (value,) = get_values(run_ranks(1, train_lightning, tmp_path))
     whole, mixed, stopped = value
@@ -362,7 +362,7 @@ def train_lightning(rank: int, folder: Path) -> Any:
             return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE)
 
     class Mixed(ODBLightningMixin, Module):
-        """One that takes the steps out of its batches."""
+        """A module that takes the steps out of its batches."""
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             info = self.consume_odb_batch(batch)

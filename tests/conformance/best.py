@@ -1,6 +1,6 @@
-"""What no plan can better, by trying all: the fewest micro-batches, and the least wait with so many. For small problems only.
+"""What no plan can improve, by trying all: the fewest micro-batches, and the least wait with that many, for small problems.
 
-``python -m tests.conformance.best`` writes it into the cases of ``spec/vectors/v1``, as ``exact``; a test compares.
+``python -m tests.conformance.best`` writes it into the cases of ``spec/vectors/v1``, as ``exact``. A test compares.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Units = list[list[int]]
 
 
 def list_divisions(problem: Problem, rank: int | None, count: int, units: Units) -> set[tuple[int, ...]]:
-    """The costs, falling, of each division of a rank's units into so many, none empty that need not be."""
+    """Returns the costs, in falling order, of each division of a rank's units into ``count``, without avoidable empty ones."""
     bounds = {"budget": problem.terms["budget"], **problem.terms.get("limits", {})}
     cost = choose_cost(problem.terms.get("cost") or "tokens").of_tokens
     is_alone = problem.terms.get("oversize") == "alone"
@@ -50,7 +50,7 @@ def list_divisions(problem: Problem, rank: int | None, count: int, units: Units)
 
 
 def find_best(problem: Problem) -> dict[str, int | float] | None:
-    """The fewest micro-batches and the least wait with so many; None when the problem is too large, or nothing will do."""
+    """Returns the fewest micro-batches and the least wait with that many, or None if the problem is too large or unsolvable."""
     ranks = len(problem.lengths)
     homes: list[int | None] = [None] if problem.is_dealt else [*range(ranks)]
     units = {rank: problem.list_units(rank) for rank in homes}
@@ -79,7 +79,7 @@ def find_best(problem: Problem) -> dict[str, int | float] | None:
 
 
 def main() -> None:
-    """Writes what is best into the cases."""
+    """Writes the best values into the cases."""
     for path in sorted(VECTORS.glob("*.json")):
         if path.name in ("schema.json", "exact.json"):
             continue

@@ -1,4 +1,4 @@
-"""The online protocol, as it is asked of ours: docs/howto/conformance.md says what each kind of question holds."""
+"""The online protocol as asked of our core. docs/howto/conformance.md describes each kind of question."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Sample, StepCounts
 from tests.helpers.world import ByArrival, Choice, World
 
 _LEAST: Final = frozenset(("failed_rank", "stop_step", "stop_rank", "groups_min", "budget_min"))
-"""Fields of an offer that may say nobody."""
+"""Fields of an offer that may name no rank or value."""
 
 
 def answer(question: Mapping[str, Json]) -> Json:
-    """Returns what the core makes of a question.
+    """Returns the core's answer to a question.
 
     Raises: UsageError when there is no such kind.
     """
@@ -85,7 +85,7 @@ def answer(question: Mapping[str, Json]) -> Json:
 
 
 def compute_scales(reduction: str, ranks: Sequence[Sequence[StepCounts]]) -> list[Json]:
-    """Returns what the loss of each micro-step of each rank is multiplied by, to 9 digits."""
+    """Returns the factor for the loss of each micro-step of each rank, to 9 digits."""
     weighting = Weighting(reduction=LossReduction(reduction))
     window = sum(chain.from_iterable(ranks), ZERO_COUNTS)
     return [[round(weighting.compute_scale(own, window, len(ranks)), 9) for own in steps] for steps in ranks]
@@ -96,8 +96,8 @@ def _read_supervised(value: Json) -> StepCounts:
 
 
 def compute_rest(samples: int, checkpoints: Sequence[Checkpoint]) -> list[Json]:
-    """Returns the places of an order of so many samples that no rank has trained on."""
-    from odb_ref.torch.plan.state import Generation, Part  # few questions wait for torch to be imported
+    """Returns the places of an order of ``samples`` samples that no rank has trained on."""
+    from odb_ref.torch.plan.state import Generation, Part  # imports torch, which few questions need
 
     parts = tuple(Part(checkpoint) for checkpoint in checkpoints)
     return [*Generation(parts).compute_rest(range(samples))]
@@ -111,14 +111,14 @@ def read_checkpoint(record: Mapping[str, Json]) -> Checkpoint:
 
 
 class _Until(ByArrival):
-    """No trainer takes more than so many steps."""
+    """A schedule in which no trainer takes more than a number of steps."""
 
     def __init__(self, steps: int) -> None:
         super().__init__(0)
         self._steps = steps
 
     def choose(self, world: World) -> Choice | None:
-        """Returns any of what can happen."""
+        """Returns any choice that can happen."""
         choices = [
             (action, rank)
             for action, rank in world.compute_choices()
@@ -157,12 +157,12 @@ def make_shards(question: Mapping[str, Json]) -> list[tuple[Sample, ...]]:
 
 
 def decode_epoch(question: Mapping[str, Json]) -> Problem:
-    """Returns the epoch, but for what fails in it and when it is interrupted."""
+    """Returns the epoch, without its failures and interruptions."""
     return decode({name: value for name, value in question.items() if name not in ("fails", "resume_after")}, "epoch")
 
 
 def run(question: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns what each rank trains on, each step with its round and what it holds on all ranks, and how the ranks end."""
+    """Returns what each rank trains on, with the round and the global counts of each step, and how the ranks end."""
     configs, shards = make_configs(question), make_shards(question)
     after: Any = question.get("resume_after", 0)
     fails: Any = question.get("fails")
@@ -182,7 +182,7 @@ def run(question: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def make_sample(position: int, length: int, costs: Sequence[int]) -> Sample:
-    """Returns a sample of which nothing else matters."""
+    """Returns a sample in which nothing else matters."""
     return Sample(id=position, position=position, length=length, supervised=length, costs=tuple(costs))
 
 
@@ -192,7 +192,7 @@ def _read_sample(pair: Json) -> Sample:
 
 
 def read_offer(record: Mapping[str, Json]) -> Offer:
-    """Returns the offer of a record, in which null is nobody."""
+    """Returns the offer in a record, where null stands for none."""
     return Offer(**{name: NONE if value is None else _count(value) for name, value in record.items()})
 
 

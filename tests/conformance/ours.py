@@ -1,4 +1,4 @@
-"""R13's own planner, as it is asked: in one place, and on one rank. Spec: R13."""
+"""R13's own planner as the kit asks it: in one place, and on one rank. Spec: R13."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.plan.judge import make_plan
 
 
 def plan_here(question: Mapping[str, Json]) -> Json:
-    """Plans with `plan_all` or `plan_ranks`, and answers questions of the online protocol."""
+    """Plans with `plan_all` or `plan_ranks`, and answers questions about the online protocol."""
     if question["kind"] == "epoch":
         return {"plan": run(question)["groups"]}
     if question["kind"] not in PLANNED:
@@ -36,7 +36,7 @@ def plan_there(question: Mapping[str, Json], exchange: Exchange) -> Json:
 
 
 def say(plan: RankPlan, mean: str | None) -> dict[str, Json]:
-    """Returns a rank's micro-batches, and all that is said of them."""
+    """Returns a rank's micro-batches, and everything reported about them."""
     outputs: list[Sequence[int]] = [
         batch or (() if plan.spare is None else (plan.spare,)) for batch in plan.micro_batches
     ]

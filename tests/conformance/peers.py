@@ -1,7 +1,7 @@
-"""Planners of other projects, asked as the kit asks: each function calls what the trainer of the package calls.
+"""Planners of other projects, asked by the kit. Each function calls what the package's trainer calls.
 
-What is here is the trainer's part around it: the exchanges of its ranks, which go through the kit's, and the dealing out of
-packs to ranks, as a sampler does it. `tests.conformance.scoreboard` installs the packages and runs the kit on them.
+This file holds the trainer's part: the exchanges of its ranks, which go through the kit's, and the dealing of packs to ranks,
+as a sampler does it. `tests.conformance.scoreboard` installs the packages and runs the kit on them.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ LONGEST = 1 << 20
 
 _rank = threading.local()
 _importing = threading.Lock()
-"""Ranks are threads: none may see a module that another has half imported."""
+"""Ranks are threads, and none may see a module that another has half imported."""
 
 
 def _find_file(package: str, path: str) -> Path:
-    """Where an installed file is."""
+    """Returns the path of an installed file."""
     (found,) = [file for file in files(package) or () if str(file) == path]
     return Path(str(found.locate()))
 
 
 def _load(package: str, path: str) -> Any:
-    """An installed module alone, without what its package imports beside it."""
+    """Imports an installed module by itself, without the package's other imports."""
     name = path.removesuffix(".py").replace("/", ".")
     with _importing:
         if name not in sys.modules:
@@ -51,7 +51,7 @@ def _load(package: str, path: str) -> Any:
 
 
 def plan_model(question: Question) -> Any:
-    """The model that is extracted from Coq: plans, and the online protocol."""
+    """Asks the model extracted from Coq, for plans and the online protocol."""
     from tests.proofs import plans, vectors
 
     kind, record = question["kind"], {name: value for name, value in question.items() if name != "kind"}
@@ -66,7 +66,7 @@ def plan_model(question: Question) -> Any:
 
 
 def _import_verl() -> Any:
-    """verl's module, with its collective going through the kit: as an all-reduce of integers, whichever thread is the rank."""
+    """Imports verl's module with its collective replaced by the kit's, as an all-reduce of integers by any rank's thread."""
     with _importing:
         import torch
         from torch import distributed
@@ -85,7 +85,7 @@ def _import_verl() -> Any:
 
 
 def plan_verl(question: Question, exchange: Exchange, *, dp_group: object | None = "all ranks") -> Any:
-    """As verl's engines call it: with the data-parallel group, and rows without padding."""
+    """Plans as verl's engines do: with the data-parallel group, and rows without padding."""
     module = _import_verl()
     import torch
     from tensordict import TensorDict
@@ -109,7 +109,7 @@ def plan_verl(question: Question, exchange: Exchange, *, dp_group: object | None
 
 
 def plan_verl_actor(question: Question, exchange: Exchange) -> Any:
-    """As the actor of an FSDP worker calls it, in the version installed: whether it gives the group is read off its source."""
+    """Plans as the actor of an FSDP worker does in the installed version, whose source shows whether it passes the group."""
     source = _find_file("verl", "verl/workers/actor/dp_actor.py").read_text()
     calls = re.findall(r"prepare_dynamic_batch\((.*?)\)\n", source, re.DOTALL)
     assert calls
@@ -120,7 +120,7 @@ def plan_verl_actor(question: Question, exchange: Exchange) -> Any:
 
 
 def plan_openrlhf(question: Question, exchange: Exchange) -> Any:
-    """As ``setup_dynamic_batch`` of its replay buffer: first fit, the most of all ranks, balanced into as many."""
+    """Plans as ``setup_dynamic_batch`` of its replay buffer: first fit, the most of all ranks, balanced into that many."""
     module = _load("openrlhf", "openrlhf/utils/seqlen_balancing.py")
     lengths = question["lengths"]
     own = module.get_minimum_num_micro_batch_size(lengths, question["terms"]["budget"], 1, 1)
@@ -129,7 +129,7 @@ def plan_openrlhf(question: Question, exchange: Exchange) -> Any:
 
 
 def plan_skyrl(question: Question, exchange: Exchange) -> Any:
-    """As ``TokenBasedBatchIterator``: its balanced packer, and padding micro-batches up to the most of all ranks."""
+    """Plans as ``TokenBasedBatchIterator``: its balanced packer, with padding micro-batches up to the most of all ranks."""
     make_seq_packer = _load("skyrl", "skyrl/train/dataset/bin_packing.py").make_seq_packer
     packs = make_seq_packer("balanced", bin_capacity=question["terms"]["budget"]).pack(question["lengths"])
     most = max(row[0] for row in exchange([len(packs)]))
@@ -137,7 +137,7 @@ def plan_skyrl(question: Question, exchange: Exchange) -> Any:
 
 
 def plan_skyrl_all(question: Question) -> Plan:
-    """As its SFT trainer: first fit decreasing, a multiple of the ranks, dealt out."""
+    """Plans as its SFT trainer: first fit decreasing, a multiple of the ranks, dealt out."""
     make_seq_packer = _load("skyrl", "skyrl/train/dataset/bin_packing.py").make_seq_packer
     ranks, lengths = len(question["lengths"]), _join(question)
     packer = make_seq_packer(
@@ -157,21 +157,21 @@ def _join(question: Question) -> list[int]:
 
 
 def _deal(packs: Sequence[Sequence[int]], ranks: int) -> Plan:
-    """The packs of each rank in turn; empty ones where the last round is short."""
+    """Deals packs to ranks in turn. If the last round is short, some get empty ones."""
     count = max(1, math.ceil(len(packs) / ranks))
     full = [[*pack] for pack in packs] + [[] for _ in range(count * ranks - len(packs))]
     return [full[rank::ranks] for rank in range(ranks)]
 
 
 class _Unused(ModuleType):
-    """Stands for a module that is imported, and not used."""
+    """Replaces a module that is imported but not used."""
 
     def __getattr__(self, name: str) -> str:
         return name
 
 
 def plan_trl(question: Question) -> Plan:
-    """``pack_dataset``, and the packs as a distributed sampler gives them to ranks."""
+    """Plans with ``pack_dataset``, and deals the packs to ranks like a distributed sampler."""
     import datasets
     from torch.utils.data import DistributedSampler
     from trl.data_utils import pack_dataset
@@ -186,7 +186,7 @@ def plan_trl(question: Question) -> Plan:
 
 
 def plan_binpacking(question: Question) -> Plan:
-    """``to_constant_volume``."""
+    """Plans with ``to_constant_volume``."""
     from binpacking import to_constant_volume
 
     packs = to_constant_volume(dict(enumerate(_join(question))), question["terms"]["budget"])
@@ -194,7 +194,7 @@ def plan_binpacking(question: Question) -> Plan:
 
 
 def plan_prtpy(question: Question) -> Plan:
-    """First fit decreasing, as ``prtpy.pack``."""
+    """Plans by first fit decreasing, with ``prtpy.pack``."""
     sys.modules.setdefault("mip", _Unused("mip"))  # a solver that first fit does not use
     from prtpy.packing.adaptors import pack
     from prtpy.packing.first_fit import decreasing
@@ -208,7 +208,7 @@ def plan_prtpy(question: Question) -> Plan:
 
 
 class _Rows:
-    """A rank's samples: so many tokens each, and where they are."""
+    """A rank's samples, with their numbers of tokens and their places."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._lengths = lengths
@@ -231,7 +231,7 @@ def _collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _take_all(rank: int, question: Question) -> list[list[int]]:
-    """What one rank of an epoch is given, step by step; it leaves when all have been given all."""
+    """Returns what one rank of an epoch receives, step by step. It leaves when all ranks have received everything."""
     import odb
     from torch import distributed
 
@@ -252,7 +252,7 @@ def _take_all(rank: int, question: Question) -> list[list[int]]:
 
 
 def plan_odb(question: Question) -> Plan:
-    """An epoch, as its README begins one: a process for each rank, which has samples of its own."""
+    """Runs an epoch as its README starts one, with a process for each rank, which has its own samples."""
     from tests.torch.ranks import run_ranks
 
     try:

@@ -1,6 +1,6 @@
-"""Planners with one defect each, made of ours: what a judge must find, and nothing else.
+"""Planners with one defect each, made from ours. A judge must find this defect and nothing else.
 
-None of them asks the judge: where a change would break more than it should, the case is left as it is by a rule of its own.
+They do not consult the judge. If a change would break more than it should, a rule of the planner leaves the case unchanged.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def plan(question: Question) -> Plan:
 
 
 def change(question: Question, **terms: Any) -> Question:
-    """The question with other terms."""
+    """Returns the question with other terms."""
     return {**question, "terms": {**question["terms"], **terms}}
 
 
 def is_plain(question: Question) -> bool:
-    """True where a micro-batch takes the sum of its lengths, and nothing else matters."""
+    """Returns True if a micro-batch costs the sum of its lengths, and nothing else matters."""
     return set(question["terms"]) <= {"budget", "at_least"} and "together" not in question
 
 
@@ -64,14 +64,14 @@ def repeat_a_sample(question: Question) -> Plan:
 
 
 def take_anothers(question: Question) -> Plan:
-    """A rank has a sample that it does not hold."""
+    """Gives a rank a sample that it does not hold."""
     found = plan(question)
     found[0][0].append(sum(map(len, question["lengths"])))
     return found
 
 
 def forget_to_synchronise(question: Question) -> Plan:
-    """One rank has a micro-batch more, an empty one, for which it has no sample."""
+    """Gives one rank one more micro-batch, an empty one, for which it has no sample."""
     found = plan(question)
     if is_plain(question) and question["kind"] == "plan_ranks":
         for own in found:
@@ -141,13 +141,13 @@ def weigh_for_one_rank(question: Question) -> Said:
 
 
 def weigh_alike(question: Question) -> Said:
-    """Each token weighs alike, whatever mean is asked for."""
+    """Weighs each token equally, whatever mean is asked for."""
     said: Any = plan_here({**question, "mean": "token-mean"} if "mean" in question else question)
     return {name: value for name, value in said.items() if name != "report"}
 
 
 def promise_too_much(question: Question) -> Said:
-    """One micro-batch more is the least there can be."""
+    """Claims that the least possible number is one micro-batch more."""
     said: Any = plan_here(question)
     return {"plan": said["plan"], "report": {"least": said["report"]["least"] + 1}}
 
@@ -158,7 +158,7 @@ def say_nothing_when_short(question: Question) -> Plan | None:
 
 
 def take_one_more(question: Question) -> Plan:
-    """A micro-batch more than is needed."""
+    """Uses one micro-batch more than needed."""
     found = plan(question)
     if is_plain(question) and sum(map(len, question["lengths"])):
         return plan(change(question, at_least=len(found[0]) + 1))
@@ -192,7 +192,7 @@ def raise_before_the_exchange(question: Question, exchange: Exchange) -> Any:
 
 
 def refuse_alone(question: Question, exchange: Exchange) -> Any:
-    """The exchange takes place, but only the rank that has the long sample refuses."""
+    """Exchanges, but then only the rank with the long sample refuses."""
     try:
         return plan_there(question, exchange)
     except ValueError as error:
@@ -209,7 +209,7 @@ def refuse_in_words_of_its_own(question: Question, exchange: Exchange) -> Any:
 
 
 def count_alone(question: Question, exchange: Exchange) -> Any:
-    """All agree, and then each goes by its own count."""
+    """All agree, but then each rank uses its own count."""
     said: Any = plan_there(question, exchange)
     if "group_supervised" in question:
         return said["plan"]
@@ -219,7 +219,7 @@ def count_alone(question: Question, exchange: Exchange) -> Any:
 
 
 def leave_early(question: Question, exchange: Exchange) -> Any:
-    """A rank without samples thinks that it is not needed."""
+    """Makes a rank without samples leave, as if it were not needed."""
     return plan_there(question, exchange) if question["lengths"] else {"plan": [[]]}
 
 
@@ -231,7 +231,7 @@ ON_RANKS = {
 
 
 def say_something_else(question: Question) -> Any:
-    """No planner at all."""
+    """Answers something that is not a plan."""
     return {"plan": 5} if question["lengths"] else 5
 
 

@@ -4,7 +4,7 @@
     python -m tests.conformance.scoreboard verl-0.8.0 verl-7553   # asks one the cases whose id holds the text
     python -m tests.conformance.scoreboard --again   # runs the command of each red cell of the page: does it show what is said?
 
-Packages are installed without their dependencies, each into a folder of its own below ``build/peers``; torch and numpy are this
+Packages are installed without their dependencies, each into its own folder below ``build/peers``. Torch and numpy are this
 environment's.
 """
 
@@ -39,7 +39,7 @@ TERMS_ALL = (
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A planner: where it comes from, how it is asked, and what it does not claim."""
+    """A planner: its source, how to ask it, and what it does not claim."""
 
     name: str
     planner: str
@@ -63,11 +63,11 @@ def _verl(number: str, planner: str = "plan_verl", name: str = "", note: str = "
 NONSENSE = "length-0,length-negative,beyond-64-bits"
 """Lengths that no trainer has."""
 EMPTY = "no-samples,one-rank-empty"
-"""A rank without samples: verl has no such batch."""
+"""Cases with a rank without samples. verl has no such batch."""
 ALONE = "failing,one-beyond-the-budget,openrlhf-1280,dealt-beyond,trl-4554"
-"""Where a sample is longer than the budget: of planners that say they let it travel alone."""
+"""Cases with a sample longer than the budget, for planners that claim to let it travel alone."""
 PACKED = "epoch-2,epoch-4,epoch-6,epoch-7,epoch-10,epoch-11"
-"""Epochs of packed rows."""
+"""Epochs with packed rows."""
 PEERS = (
     Peer(
         name="odb-ref, one place",
@@ -155,7 +155,7 @@ its cases state what its planner should do."""
 
 
 def install(peer: Peer) -> Path | None:
-    """Installs what is missing; returns the folder, None where nothing is needed."""
+    """Installs what is missing. Returns the folder, or None if nothing is needed."""
     if not peer.requirements:
         return None
     folder = BUILT / peer.requirements[0].replace("==", "-")
@@ -166,7 +166,7 @@ def install(peer: Peer) -> Path | None:
 
 
 def list_paths(folder: Path | None) -> dict[str, str]:
-    """The environment in which what was installed is found."""
+    """Returns the environment that finds what was installed."""
     paths = [str(ROOT), *([str(folder)] if folder else [])]
     return {"PYTHONPATH": os.pathsep.join(paths), "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
 
@@ -188,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
     if arguments:
         name, *text = arguments
         (peer,) = [peer for peer in PEERS if peer.name == name]
-        case = text[0].partition("-failing-")[0] if text else ""  # the kit makes the failing ones of it
+        case = text[0].partition("-failing-")[0] if text else ""  # the kit derives the failing cases from it
         done = ask(peer, ["--only", case])
         sys.stdout.write(done.stdout + done.stderr)
         return done.returncode
@@ -202,14 +202,14 @@ def main(arguments: Sequence[str]) -> int:
             sys.exit(done.stdout + done.stderr)
         found[peer.name] = json.loads(path.read_text())
         missing = [verdict["says"] for verdict in found[peer.name] if "No module named" in verdict["says"]]
-        if missing:  # that would count as a refusal
+        if missing:  # which would count as a refusal
             sys.exit(f"{peer.name}: {missing[0]}")
     PAGE.write_text(render(found), encoding="utf-8")
     return 0
 
 
 def show_again(name: str, rule: str, command: str, case: str) -> bool:
-    """Returns True when the command of a red cell says of the case that it breaks the rule."""
+    """Returns True if the command of a red cell reports that the case breaks the rule."""
     done = subprocess.run(
         [sys.executable, *command.split()[1:]], cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False
     )

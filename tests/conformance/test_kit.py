@@ -1,4 +1,4 @@
-"""The kit: its cases are well formed, ours are right in all, and each planted defect is found for what it is."""
+"""The kit: its cases are well formed, our planner is right in all, and each planted defect is identified."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def test_every_term_is_asked_for() -> None:
 
 
 def test_what_is_said_to_be_best_is_the_best() -> None:
-    """By trying all divisions of the small problems."""
+    """It tries all divisions of the small problems."""
     known = [case for case in CASES if case.kind in PLANNED and "count" in case.exact]
     assert len(known) > 50
     for case in known:
         best = find_best(case.problem) or {
             "count": compute_least(case.problem)
-        }  # a lower bound that is met is the best
+        }  # a lower bound that is reached is the best
         assert best == {name: case.exact[name] for name in ("count", "wait") if name in case.exact}
-        assert case.exact.get("least_wait", best.get("wait")) == best.get("wait"), case.id  # a bound that is met
+        assert case.exact.get("least_wait", best.get("wait")) == best.get("wait"), case.id  # a bound that is reached
 
 
 def run_all(ask: Any, *, has_ranks: bool = False, is_exact: bool = False) -> list[CaseVerdict]:
@@ -89,7 +89,7 @@ def test_ours_keep_everything() -> None:
 
 
 def test_a_wrong_answer_of_the_online_protocol_is_not_the_models() -> None:
-    """Emits nothing that is split: a step for each group, at most."""
+    """It emits nothing that is split: at most one step for each group."""
 
     def answer(question: Any) -> Any:
         if question["kind"] == "align":
@@ -122,7 +122,7 @@ def test_planted_ranks_break_their_property_and_no_other(wanted: str, planner: C
 
 
 def test_every_property_is_planted() -> None:
-    """The judge is judged: by a defect for each property that it has."""
+    """A defect for each property of the judge tests the judge."""
     assert {*planted.IN_ONE_PLACE, *planted.ON_RANKS} == set(RULES)
 
 
@@ -133,7 +133,7 @@ def test_who_always_refuses_is_right_in_nothing() -> None:
 
 
 def sort_in_place(question: Any) -> Any:
-    """A planner that sorts what it is given, and says places in what it has sorted."""
+    """Sorts its input in place, and returns places in the sorted input."""
     for own in question.get("lengths", []):
         own.sort()
     return plan_here(question)
@@ -199,7 +199,7 @@ UNKNOWN = (
 
 
 def test_the_command_judges_any_program(tmp_path: Path) -> None:
-    """A simple one is right in all that it claims, and poor by the scores."""
+    """A simple planner is right in everything that it claims, but has low scores."""
     program = tmp_path / "planner.py"
     program.write_text(PROGRAM)
     found = run("--without", UNKNOWN, "--", sys.executable, str(program))
@@ -213,7 +213,7 @@ def test_the_command_judges_any_program(tmp_path: Path) -> None:
 
 
 def test_a_program_that_ended_before_it_was_asked_has_refused_nothing() -> None:
-    """A broken pipe would be taken for a refusal, and right where one is expected."""
+    """A broken pipe would be taken for a refusal, and for a right one where a refusal is expected."""
     program = Program([sys.executable, "-c", ""], "0")
     program._start()
     assert program._process is not None
@@ -305,7 +305,7 @@ for line in sys.stdin:
 
 
 def test_the_command_judges_the_ranks_of_any_program(tmp_path: Path) -> None:
-    """One that raises before the exchange is found, in whatever language it is."""
+    """A rank that raises before the exchange is found, in any language."""
     program = tmp_path / "planner.py"
     program.write_text(RANK_PROGRAM)
     found = run("--ranks", "--only", "one", "--without", UNKNOWN, "--", sys.executable, str(program))

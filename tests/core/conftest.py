@@ -1,4 +1,4 @@
-"""The core remembers nothing: what its modules hold is the same before all of these tests and after."""
+"""The core keeps no state: its modules hold the same before and after all of these tests."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import odb_ref.core
 
 
 def describe(value: object) -> str:
-    """What a module holds under a name: of a function what may change of it, of a class its attributes, else the value."""
+    """Describes a value in a module: the mutable parts of a function, the attributes of a class, or the value itself."""
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         return f"{vars(value)} {value.__defaults__} {value.__kwdefaults__} {cells}"
     if isinstance(value, type) and value.__module__.startswith("odb_ref.core"):
-        # What Python itself keeps for ``isinstance`` of a protocol changes when it is asked.
+        # Python's own cache for ``isinstance`` with a protocol changes when it is used.
         own = {name: item for name, item in vars(value).items() if not (Protocol in value.__bases__ and name[0] == "_")}
         return str({name: describe(item) for name, item in own.items() if item is not value})
     return repr(value)
 
 
 def list_held() -> dict[str, dict[str, str]]:
-    """By module of the core what it holds, by name."""
+    """Returns for each module of the core what it holds, by name."""
     names = [item.name for item in pkgutil.walk_packages(odb_ref.core.__path__, "odb_ref.core.")]
     modules = [importlib.import_module(name) for name in names]
     return {

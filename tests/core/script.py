@@ -1,7 +1,7 @@
 """Scripted scenarios: events in, effects out, as text that can be read and compared.
 
-A scenario is a file of commands, each on a line that begins with ``>``; the lines below it, indented, are what the machine
-answered. ``run_script`` computes them anew; ``python -m tests.core.script`` writes them into the files.
+A scenario is a file of commands, each on a line that begins with ``>``. The indented lines below it are the machine's answers.
+``run_script`` recomputes them; ``python -m tests.core.script`` writes them into the files.
 
     > ranks 2 window_samples=2     machines with this configuration; ``rank=1 budget_tokens=7`` changes one rank's
     > begin 0                      the start of rank 0
@@ -91,7 +91,7 @@ def show_effect(effect: Effect) -> str:
 
 
 class Script:
-    """The machines of a scenario and the exchange between them."""
+    """The machines of a scenario, and the exchange between them."""
 
     def __init__(self) -> None:
         self.machines: list[Machine] = []
@@ -99,7 +99,7 @@ class Script:
         self.answered: list[int] = []
 
     def execute(self, command: str) -> list[str]:
-        """The lines a command answers with."""
+        """Returns the lines with which a command answers."""
         name, *words = command.split()
         if name == "ranks":
             self._set_up(words)
@@ -192,7 +192,7 @@ class Script:
 
 
 def run_script(lines: Iterable[str]) -> str:
-    """The scenario with its answers computed anew; comments and blank lines stay."""
+    """Returns the scenario with recomputed answers. Comments and blank lines stay."""
     script = Script()
     out: list[str] = []
     for line in lines:
@@ -205,7 +205,7 @@ def run_script(lines: Iterable[str]) -> str:
 
 
 def main() -> None:
-    """Writes every scenario anew; ``git diff`` shows what has changed."""
+    """Rewrites every scenario. ``git diff`` shows what has changed."""
     for path in sorted(FOLDER.glob("*.txt")):
         path.write_text(run_script(path.read_text().splitlines()))
 

@@ -1,4 +1,4 @@
-"""The configuration: what makes no sense is refused, what must be shared is in the fingerprint."""
+"""The configuration: invalid settings are refused, and those that ranks must share are in the fingerprint."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ def test_the_peers_of_a_rank_have_one_fingerprint() -> None:
 
 
 def test_the_padded_layout_is_not_spoken_of() -> None:
-    """So that fingerprints and traces from before there were layouts stay what they are."""
+    """Fingerprints and traces from before there were layouts stay the same."""
     assert "layout" not in json.loads(Config(**GOOD).shared_json)
     assert json.loads(Config(**GOOD, layout=Layout.PACKED).shared_json)["layout"] == "packed"
 
 
 def test_without_limits_the_shared_configuration_does_not_speak_of_them() -> None:
-    """So that fingerprints and traces from before there were limits stay what they are."""
+    """Fingerprints and traces from before there were limits stay the same."""
     assert "limits" not in json.loads(Config(**GOOD).shared_json)
     assert Config(**GOOD, limits=(1, 2)).fingerprint != Config(**GOOD, limits=(2, 1)).fingerprint
 

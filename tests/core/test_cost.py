@@ -1,4 +1,4 @@
-"""Costs: what steps are lined up and split by; the budget and what is carried go by tokens. Spec: R2.7."""
+"""Costs align and split steps. The budget, and what is carried, depend on tokens. Spec: R2.7."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_group_costs_what_its_layout_makes_of_it(lengths: list[int], layout: L
 
 
 def test_steps_are_lined_up_by_cost_and_carried_by_tokens() -> None:
-    """Spec: R4.1. The cheapest of three rows is the fullest: it leaves last, and the dearest stays."""
+    """Spec: R4.1. The cheapest of three rows is the fullest, so it leaves last, and the most costly row stays."""
     rows = Layout.PACKED.compute_groups(make_shard([5, 2, 2, 2, 4, 1]), 6)
     assert [[sample.length for sample in row] for row in rows] == [[5, 1], [4, 2], [2, 2]]
     steps, carried = align(rows, 3, 0, Layout.PACKED, cost=SQUARE)
@@ -124,8 +124,8 @@ def test_the_most_costly_group_is_split_where_half_of_its_cost_is() -> None:
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(1, 5), st.integers(1, 40))
 def test_units_of_as_many_rows_each_are_counted_right(longest: list[int], rows: int, equal_tokens: int) -> None:
-    """Spec: R2.7. A pair, say, is one sample of twice its longer sequence: the batch has that many padded tokens, and attention
-    costs what it does of the rows, but for rounding.
+    """Spec: R2.7. A pair, for example, is one sample of twice its longer sequence. Its batch has the right padded tokens, and
+    its attention costs what its rows cost, except for rounding.
     """
     units = tuple(Sample(place, place, rows * length, 1) for place, length in enumerate(longest))
     batch_rows = len(units) * rows

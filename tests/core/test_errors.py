@@ -1,4 +1,4 @@
-"""Errors cross process boundaries whole: a pool or a spawned rank sends them back pickled."""
+"""Errors cross process boundaries intact, because a pool or a spawned rank sends them back pickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exchange answers when all ranks have posted. Spec: R6.2, R6.3, R6.4."""
+"""The answers of an exchange after all ranks have posted. Spec: R6.2, R6.3, R6.4."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.helpers.world import make_configs
 
 
 def make_offers() -> list[PostOffer]:
-    """What two ranks without samples offer first."""
+    """Returns the first offers of two ranks without samples."""
     found = []
     for config in make_configs(2):
         machine = Machine(config)

@@ -1,4 +1,4 @@
-"""The core is pure: it can be imported where nothing but Python is installed, and reads no clock and no random numbers."""
+"""The core is pure: it can be imported with nothing but Python installed, and uses no clock and no random numbers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def attend(tokens: int) -> int:
 
 
 def tell_decisions() -> str:
-    """What two jobs decide, one of them of ranks that differ in all that they may; and the digests that peers compare."""
+    """Returns the decisions of two jobs, one with ranks that differ in every allowed way, and digests that peers compare."""
     lengths = [[(i * i + rank) % 13 + 1 for i in range(40)] for rank in range(3)]
     configs = make_configs(3, cost=make_own_cost(attend), limits=(9, 7), tag="{}")
     others: dict[str, Any] = {
@@ -67,7 +67,7 @@ def tell_decisions() -> str:
 
 
 def test_every_process_decides_alike() -> None:
-    """Spec: R3, R7.3, R17.3. Checks: ALIGN, ABORT, REPLAY. Whatever the hashes of texts are in it."""
+    """Spec: R3, R7.3, R17.3. Checks: ALIGN, ABORT, REPLAY. The hashes of strings differ between processes."""
     program = "from tests.core.test_imports import tell_decisions; print(tell_decisions())"
     told = {
         subprocess.run(
@@ -91,7 +91,7 @@ def test_the_core_touches_no_file() -> None:
 
 
 def test_the_checker_is_independent_of_what_it_checks() -> None:
-    """Only `replay` may drive the machine; the rest may share nothing but types, the offer's reduction and the trace."""
+    """Only `replay` may drive the machine. The rest may share only types, the offer's reduction and the trace."""
     allowed = {"types", "offer", "effects", "errors"}
     checkers = sorted((CORE.parent / "trace" / "check").rglob("*.py"))
     assert len(checkers) > 5

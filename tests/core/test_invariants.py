@@ -1,4 +1,4 @@
-"""Each clause of each invariant is the one that fails, on states made by hand; where it does not apply, nothing fails."""
+"""Each clause of each invariant fails by itself on states made by hand. Where it does not apply, nothing fails."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ LATER = replace(
     taken_samples=4,
     planned_steps=7,
 )
-"""One step is taken, two have come: what stays is not judged again."""
+"""One step was taken and two were added. What stays is not judged again."""
 
 
 def test_what_stays_in_the_queue_need_not_be_judged_again() -> None:
@@ -120,7 +120,7 @@ def test_what_moves_wrongly_is_noticed(change: dict[str, Any], names: str) -> No
 
 HANDED = replace(FULL, released=(*FULL.released, FULL.plan[0]), plan=FULL.plan[1:])
 TAKEN = replace(HANDED, queue=FULL.released, released=FULL.plan[:1], taken_steps=2, taken_samples=4)
-"""Of `HANDED` one step is taken, and one delivered in its place."""
+"""One step of `HANDED` was taken, and another delivered in its place."""
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_group_of_two_keeps_every_limit() -> None:
 
 
 def test_a_group_of_two_fits_the_budget_in_force() -> None:
-    """Checks: BUDGET. And every limit in its proportion (R15.1)."""
+    """Checks: BUDGET. Every limit is in proportion (R15.1)."""
     config = replace(CONFIG, limits=(20, 5))
     for agreed, length, costs in product((1, 4, 5, 9, 10, 11, NONE), range(1, 6), ((1, 0), (5, 1), (0, 2))):
         force = min(agreed, 10)
@@ -301,7 +301,7 @@ IN_ROUND_1 = State(phase=Phase.OFFER, round=1)
         (StepOrder.FULLEST, (LONG, MIDDLE, SHORT, ()), (), True),
         (StepOrder.FULLEST, (MIDDLE, LONG, SHORT), (), False),
         (StepOrder.FULLEST, (LONG, (), MIDDLE), (), False),
-        # The permutation of four in round 1 is 3, 0, 1, 2; with an idle step in place 3 the others follow.
+        # The permutation of four in round 1 is 3, 0, 1, 2. With an idle step in place 3 the others move up.
         (StepOrder.SHUFFLED, (make_group(9), LONG, MIDDLE, SHORT), (), True),
         (StepOrder.SHUFFLED, (LONG, MIDDLE, SHORT, make_group(9)), (), False),
         (StepOrder.SHUFFLED, (LONG, MIDDLE, SHORT, ()), (), True),
@@ -367,7 +367,7 @@ def test_what_fails_is_told_with_its_statement_and_place() -> None:
 
 
 def test_a_take_is_not_asked_what_it_cannot_break() -> None:
-    """Where phase, window, aligned steps and plan stay, whatever they hold, those left out hold; else all are judged."""
+    """If phase, window, aligned steps and plan stay, the checks left out hold for any content. Otherwise all are made."""
     odd = State(window=make_group(2, 1), aligned=(make_group(5, 6, length=9),), marks=(7, 8))
     for phase in Phase:
         before = replace(odd, phase=phase)

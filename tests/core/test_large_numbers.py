@@ -1,4 +1,4 @@
-"""What only large windows, long samples and many bounds show: where a shortcut could end."""
+"""What only large windows, long samples and many bounds show: the limits of shortcuts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_attention_grows_with_the_square_of_any_length() -> None:
 
 
 def test_the_lightest_ranks_are_filled_to_one_level() -> None:
-    """Spec: R16.4. A place counts the mean tokens of those drawn, rounded down for each rank."""
+    """Spec: R16.4. A place counts the mean tokens of samples drawn, rounded down for each rank."""
     draw = random.Random(0)
     for _ in range(500):
         loads = [draw.randint(0, 50) for _ in range(draw.randint(2, 9))]
@@ -61,7 +61,7 @@ def test_an_agreement_is_of_all_ranks_however_many() -> None:
 
 
 def test_a_checkpoint_knows_what_is_taken_however_much_that_is() -> None:
-    """Spec: R10.3. Checks: ONCE, RESUME. Many carried, steps of many samples, rounds of many steps."""
+    """Spec: R10.3. Checks: ONCE, RESUME. Many carried samples, steps of many samples, rounds of many steps."""
     draw = random.Random(9)
     for _ in range(30):
         read, ahead = draw_size(draw, 2**14), draw_size(draw, 2**14)
@@ -85,6 +85,6 @@ def test_a_checkpoint_knows_what_is_taken_however_much_that_is() -> None:
 
 
 def test_a_row_of_odd_cost_is_split_behind_its_middle() -> None:
-    """Spec: R4.2. As few first samples as hold at least half of the cost."""
+    """Spec: R4.2. The first part has the fewest samples with at least half of the cost."""
     group = tuple(Sample(i, i, length, 0) for i, length in enumerate((3, 3, 3, 3, 1)))
     assert Layout.PACKED.find_middle(group) == 3

@@ -1,4 +1,4 @@
-"""The machine: its table of phases, what it refuses, and that refusing changes nothing."""
+"""The machine: its table of phases, what it refuses, and that a refusal changes nothing."""
 
 from __future__ import annotations
 
@@ -93,14 +93,14 @@ TABLE: dict[Phase, dict[str, set[Phase]]] = {
         "PeerLost": {DONE},
     },
 }
-"""Every edge between phases, by hand, from the table at the top of `machine`."""
+"""Every edge between phases, written by hand from the table at the top of `machine`."""
 
 
 Walk = list[tuple[Config, State, Event, State, tuple[Effect, ...]]]
 
 
 class Recorder(Machine):
-    """Keeps every transition of every machine made."""
+    """Records every transition of every machine."""
 
     seen: Walk = []  # noqa: RUF012
 
@@ -113,7 +113,7 @@ class Recorder(Machine):
 
 @pytest.fixture(scope="module")
 def walked() -> Walk:
-    """The transitions of a few hundred random worlds, the same in every test run."""
+    """Returns the transitions of a few hundred random worlds, the same in every test run."""
     rng = random.Random(7)
     Recorder.seen = []
     for seed in range(40 if IS_MUTATED else 400):
@@ -142,12 +142,12 @@ def test_random_worlds_walk_only_edges_of_the_table_and_nearly_all_of_them(walke
     taken: set[Edge] = {(before.phase, type(event).__name__, after.phase) for _, before, event, after, _ in walked}
     edges = {(phase, event, after) for phase, row in TABLE.items() for event, afters in row.items() for after in afters}
     assert taken - edges == set()
-    # What is rare is reached by the tests below and by the scenarios.
+    # The tests below and the scenarios reach rare edges.
     assert len(edges - taken) <= (len(edges) if IS_MUTATED else 12), sorted(edges - taken)
 
 
 def is_legal(state: State, event: Event) -> bool:
-    """When an event may happen, in the words of the spec (R5.1 to R5.10)."""
+    """Returns whether an event may happen, according to the spec (R5.1 to R5.10)."""
     match event:
         case SamplesRead(samples, is_ended, is_full):
             is_something = bool(samples) or is_ended or is_full

@@ -1,4 +1,4 @@
-"""The offer: a join-semilattice, whose reduction is an elementwise maximum on the wire."""
+"""The offer is a join-semilattice, whose reduction is an elementwise maximum on the wire."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Packed grouping: fewer than twice the fewest, whatever the order, and within every limit.
+"""Packed grouping: fewer than twice the fewest groups in any order, and within every limit.
 
-What it is group by group is in `tests/spec/test_rules_as_written.py`.
+`tests/spec/test_rules_as_written.py` tests it group by group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranks of several processes, on the real machine: whatever one peer alone is told, all form the same steps."""
+"""Ranks of several processes, on the real machine: whatever only one peer is told, all form the same steps."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ BASE = Config(rank=0, world_size=WORLD, peers=PEERS, budget_tokens=60, window_sa
 
 
 def merge_peers(posts: Sequence[PostOffer]) -> Offer:
-    """What a transport makes of the offers of a rank's peers. Spec: R17.2."""
+    """Merges the offers of a rank's peers as a transport does. Spec: R17.2."""
     merged = [max(column) for column in zip(*map(to_wire, posts), strict=True)]
     return Offer.from_wire(settle(merged)[:WIRE_SIZE])
 
 
 def combine(posts: list[Post]) -> Answer:
-    """What an exchange answers to all processes, given their posts in order. Spec: R17.2, R17.3."""
+    """Returns the exchange's answer to all processes, given their posts in order. Spec: R17.2, R17.3."""
     offers = [post for post in posts if isinstance(post, PostOffer)]
     if len(offers) == len(posts):
         return Agreed(
             reduce_offers(merge_peers(offers[first : first + PEERS]) for first in range(0, len(offers), PEERS))
         )
-    # Counts are those of each rank's first peer: all have formed the same steps, or the next agreement says so.
+    # Each rank's first peer provides the counts: all have formed the same steps, or the next agreement fails.
     return combine_posts(posts[::PEERS] if isinstance(posts[0], PostCounts) else posts)
 
 
@@ -57,13 +57,13 @@ def make_samples(rank: int, count: int) -> list[Sample]:
 
 
 class Job:
-    """All processes of a job, each with its own copy of its rank's samples, driven to the end."""
+    """All processes of a job, each with its own copy of its rank's samples, run to the end."""
 
     def __init__(self, sources: list[list[Sample]], shuffle: random.Random) -> None:
         self.sources = sources
         self.shuffle = shuffle
         self.held: set[int] = set()
-        """Processes whose reads bring half of what they should, and then nothing."""
+        """Processes whose reads return half of what they should, and then nothing."""
         configs = [replace(BASE, rank=rank, peer=peer) for rank in range(WORLD) for peer in range(PEERS)]
         self.machines = [Machine(config) for config in configs]
         self.plans: list[list[Any]] = [[] for _ in configs]
@@ -101,7 +101,7 @@ class Job:
                 self.handle(place, StepTaken())
 
     def run(self, told: dict[int, list[tuple[int, Event]]], held: Collection[int] = ()) -> None:
-        """Runs to the end; before exchange n each (process, event) of ``told[n]`` happens. The reads of ``held`` block soon."""
+        """Runs to the end. Before exchange n each (process, event) of ``told[n]`` happens. The reads of ``held`` soon block."""
         for number in range(200):
             self.held = set(held) if number else set()
             self.take()
@@ -118,7 +118,7 @@ class Job:
         raise AssertionError("no end")
 
     def check(self) -> Outcome:
-        """All have ended alike, and the peers of each rank have formed the same steps."""
+        """Checks that all ended alike, and that the peers of each rank formed the same steps."""
         assert len(set(self.outcomes.values())) == 1, self.outcomes
         for first in range(0, len(self.plans), PEERS):
             assert all(plan == self.plans[first] for plan in self.plans[first : first + PEERS])
@@ -167,7 +167,7 @@ def test_other_samples_on_one_peer_end_the_epoch_before_a_step_of_them_is_releas
 
 
 def test_a_peer_that_stops_in_the_middle_of_a_read_has_stopped() -> None:
-    """It holds other samples than its peers, which matters no more."""
+    """It holds other samples than its peers, which no longer matters."""
     job = Job(make_sources((40, 40)), random.Random(0))
     job.run({2: [(4, ConsumerStopped())]}, held={4})
     assert job.check().kind is OutcomeKind.STOPPED

@@ -32,7 +32,7 @@ STATE = State(
 
 
 def test_a_round_began_where_the_last_window_ended() -> None:
-    """Spec: R10.1. What was read since is read again, even if that was the end of the source."""
+    """Spec: R10.1. What was read since then is read again, even if that was the end of the source."""
     assert compute_round_start(STATE) == START
 
 
@@ -131,7 +131,7 @@ def test_a_ledger_answers_with_the_round_of_the_last_taken_step() -> None:
 
 
 def test_a_ledger_of_a_resumed_epoch_counts_from_its_start() -> None:
-    """Spec: R10.3. Rounds of one step each, all in flight at once."""
+    """Spec: R10.3. The rounds have one step each, and all are in flight at once."""
     ledger = Ledger(START)
     assert ledger.compute_checkpoint() == Checkpoint(start=START)
     for round_ in (3, 4):

@@ -1,4 +1,4 @@
-"""When an offer is posted, what it says, and what an agreement decides: every field and every boundary."""
+"""When an offer is posted, what it contains, and what an agreement decides: every field and every boundary."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def post(state: State, config: Config = CONFIG) -> Offer:
 
 
 def test_a_rank_that_has_nothing_to_release_does_not_wait_for_its_consumer() -> None:
-    """Spec: R3.4. So the portions of an update are drawn while the update before is trained on."""
+    """Spec: R3.4. So the portions of an update are drawn while the previous update is trained on."""
     state = replace(STATE, is_collated=True, released=(Step(6, 1, (), ZERO_COUNTS),))
     _, effects = post_when_ready(CONFIG, state)
     assert effects
@@ -146,7 +146,7 @@ def test_a_quota_is_met_at_its_number() -> None:
 def test_a_round_has_the_target_of_the_rule_unless_the_epoch_closes(
     mode: Mode, samples_min: int, samples_max: int, target: int
 ) -> None:
-    """Spec: R3.3, R3.5. In quota mode no more steps than the poorest rank can fill."""
+    """Spec: R3.3, R3.5. In quota mode there are no more steps than the poorest rank can fill."""
     agreement = replace(OFFER, samples_min=samples_min, samples_max=samples_max, groups_max=3)
     config = make_config(mode=mode, rule=PaperRule())
     assert compute_round_target(config, agreement) == target
@@ -160,7 +160,7 @@ def test_a_round_has_the_target_of_the_rule_unless_the_epoch_closes(
 def test_a_round_of_the_ramp_forms_a_quarter_of_the_steps(
     round_: int, groups_min: int, due_max: int, target: int
 ) -> None:
-    """Spec: R3.3. Not where no source goes on: there is no larger window to carry anything into."""
+    """Spec: R3.3. If no source continues, this does not apply, because no larger window follows to carry anything into."""
     agreement = replace(
         OFFER, round_min=round_, round_max=round_, groups_min=groups_min, groups_max=14, due_max=due_max, samples_max=40
     )
@@ -186,7 +186,7 @@ def test_a_window_with_a_bound_takes_what_fits_and_one_sample_in_any_case() -> N
     """Spec: R2.3."""
     assert count_fitting([4, 3, 2], 9, is_empty=True) == 3
     assert count_fitting([4, 3, 2], 8, is_empty=True) == 2
-    assert count_fitting([4, 3, 0], 6, is_empty=True) == 1  # in order: what comes behind one that does not fit waits
+    assert count_fitting([4, 3, 0], 6, is_empty=True) == 1  # in order: samples after one that does not fit wait
     assert count_fitting([4, 3], 3, is_empty=True) == 1
     assert count_fitting([4, 3], 3, is_empty=False) == 0
     assert count_fitting([4], -5, is_empty=False) == 0
@@ -202,7 +202,7 @@ def test_a_quota_cuts_after_the_step_that_meets_it() -> None:
 
 
 def test_the_fast_copy_of_a_state_is_the_copy() -> None:
-    """It may neither change the state it copies nor take a field that there is not."""
+    """It must neither change the state that it copies nor accept an unknown field."""
     changes: dict[str, Any] = {"phase": Phase.COUNT, "window": (), "taken_steps": 9}
     assert replace_in_state(STATE, **changes) == replace(STATE, **changes) != STATE
     assert replace_in_state(STATE) == STATE

@@ -23,7 +23,7 @@ def make_offer(samples: int, groups: int, due: int, is_ended: bool) -> Offer:
 
 @st.composite
 def offers(draw: st.DrawFn) -> Offer:
-    """What one rank can offer: due <= groups <= samples, no samples without groups, a reading rank holds some."""
+    """Draws what one rank can offer: due <= groups <= samples, no samples without groups, a reading rank holds some."""
     is_ended = draw(st.booleans())
     samples = draw(st.integers(0 if is_ended else 1, 20))
     groups = draw(st.integers(min(1, samples), samples))
@@ -36,7 +36,7 @@ def test_a_shipped_rule_stays_within_its_bounds(rule: TargetRule, ranks: list[Of
     """Spec: R3.3. Checks: TERM, AGE."""
     agreement = reduce_offers(ranks)
     if agreement.samples_max == 0:
-        return  # nobody asks for a target
+        return  # then no target is computed
     low, high = compute_bounds(agreement)
     assert low <= high
     assert low <= compute_checked_target(rule, agreement) <= high

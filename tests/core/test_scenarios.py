@@ -1,4 +1,4 @@
-"""Golden scenarios: what the machine answers, printed and compared. See `tests.core.script` for the language."""
+"""Golden scenarios: the machine's answers, printed and compared. See `tests.core.script` for the language."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace codec: what is written is read back, for every event, and effects name samples by position."""
+"""The trace codec reads back what it wrote, for every event, and effects identify samples by position."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from odb_ref.trace.format import decode_event, encode_effect, encode_event
 from tests.helpers.effort import IS_MUTATED
 
 N = st.integers(0, 2**40)
-# All of Unicode takes seconds to set up, more than everything else a mutant meets.
+# All of Unicode takes seconds to set up, more than all other tests of a mutant.
 TEXT = st.text('a"\\\n\0é\u2028') if IS_MUTATED else st.text()
 OFFERS = st.builds(Offer, **{item.name: N | st.just(NONE) for item in fields(Offer)})
 SAMPLES = st.builds(Sample, N, N, N, N, st.lists(N, max_size=2).map(tuple))

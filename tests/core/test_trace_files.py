@@ -1,4 +1,4 @@
-"""Trace files: the bytes that are written, and what is said of a file that is not a trace."""
+"""Trace files: the bytes that are written, and the errors for files that are not traces."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture(name="c_locale")
 def _c_locale() -> Iterator[None]:
-    """A locale whose encoding is not UTF-8."""
+    """Sets a locale whose encoding is not UTF-8."""
     before = locale.setlocale(locale.LC_CTYPE)
     locale.setlocale(locale.LC_CTYPE, "C")
     yield
@@ -125,7 +125,7 @@ def _c_locale() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", ["t.ndjson", "t.ndjson.gz"])
 def test_a_trace_is_utf_8_whatever_the_locale(name: str, tmp_path: Path, c_locale: None) -> None:
-    """Spec: R9. This writer escapes all but ASCII; another need not."""
+    """Spec: R9. This writer escapes everything but ASCII. Another need not."""
     data = json.dumps({**HEADER, "driver": "é"}, ensure_ascii=False).encode() + b"\n"
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     assert read_trace(tmp_path / name)[0].driver == "é"
@@ -289,7 +289,7 @@ def test_a_malformed_configuration_is_refused(changes: dict[str, Any], message: 
 
 @dataclass(frozen=True)
 class OwnRule:
-    """A rule that does not ship, but for its name's sake."""
+    """A rule that does not ship, needed only for its name."""
 
     name: str = "paper"
 
@@ -310,7 +310,7 @@ AGREED = Agreed(make_offer(0, samples=0, groups=0, groups_min=NONE))
 
 @pytest.mark.parametrize("name", ["t.ndjson", "t.gz"])
 def test_a_plain_trace_can_be_followed_round_by_round_and_a_packed_one_is_small(name: str, tmp_path: Path) -> None:
-    """Each agreement is on the disk at once, with all before it; a flush of a compressed stream would cost its size."""
+    """Each agreement is on disk at once, with everything before it. A flush of a compressed stream would cost size."""
     path = tmp_path / name
     with TraceWriter(path, CONFIG, driver="test") as writer:
         header = path.stat().st_size

@@ -1,4 +1,4 @@
-"""The reader of traces, line by line: how much it asks of the file, what it says of a bad line, and what a growing file is."""
+"""The reader of traces, line by line: how much it asks of the file, its errors for bad lines, and growing files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORD = b'{"rank": 2, "event": null, "effects": []}\n'
 
 
 class Served:
-    """A file that gives one piece after the other, or raises it, and notes how much was asked for."""
+    """A file that returns one piece after another, or raises it, and records how much was asked for."""
 
     def __init__(self, *pieces: bytes | Exception, **changes: object) -> None:
         self.pieces: list[bytes | Exception] = [json.dumps(HEADER | changes).encode() + b"\n", *pieces]
@@ -44,7 +44,7 @@ def open_served(*pieces: bytes | Exception, is_growing: bool = False, **changes:
 
 
 def refuse(*pieces: bytes | Exception) -> str:
-    """What is said of the first of ``pieces`` that is refused."""
+    """Returns the error for the first of ``pieces`` that is refused."""
     reader, _ = open_served(*pieces)
     with pytest.raises(TraceError) as caught:
         for _ in pieces:
@@ -165,7 +165,7 @@ def test_a_last_line_without_an_end_whose_numbers_are_too_long_is_wrong() -> Non
 
 
 def test_a_whole_line_is_not_cut_off(tmp_path: Path) -> None:
-    """Nor is a line of a compressed file, which says itself where it ends."""
+    """A line of a compressed file, which itself marks its end, is not either."""
     assert refuse(b'{"rank": 1\n').startswith("t:2: not JSON")
     path = tmp_path / "t.gz"
     with gzip.open(path, "wb") as file:

@@ -1,4 +1,4 @@
-"""Each transition, whole: every field of the new state and every effect, from states in which no two numbers are alike."""
+"""Each transition, whole: every field of the new state and every effect, from states in which all numbers differ."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_source_that_has_ended_is_not_read() -> None:
 
 @pytest.mark.parametrize(("window_samples", "wanted"), [(4, 3), (2, 1), (1, 0)])
 def test_what_is_carried_counts_towards_the_next_window(window_samples: int, wanted: int) -> None:
-    """Spec: R5.3, R2.3. Three groups to two steps: one sample is carried."""
+    """Spec: R5.3, R2.3. With three groups and two steps, one sample is carried."""
     config = make_config(window_samples=window_samples)
     state, effects = transition(config, IN_OFFER, Agreed(AGREEMENT))
     assert state.wanted_samples == wanted
@@ -167,7 +167,7 @@ def test_the_sums_are_planned_and_the_next_window_fills() -> None:
 
 @pytest.mark.parametrize(("quota", "steps", "total"), [(15, 1, 19), (19, 1, 19), (20, 2, 22), (22, 2, 22), (23, 2, 22)])
 def test_a_quota_cuts_after_the_step_that_reaches_it(quota: int, steps: int, total: int) -> None:
-    """Spec: R4.6, R5.4. The samples of the steps that are cut off are back in the window, by position."""
+    """Spec: R4.6, R5.4. The samples of steps that are cut off return to the window, in order of position."""
     config = make_config(mode=Mode.QUOTA, quota_samples=quota)
     state, (collate,) = transition(config, IN_COUNT, Counted(COUNTS))
     assert state.plan == (STEP_6, STEP_7)[:steps]
@@ -240,7 +240,7 @@ def test_steps_from_the_limit_on_are_neither_delivered_nor_taken() -> None:
 
 
 def test_a_full_queue_takes_no_more() -> None:
-    """Spec: R6.6. Checks: FREE. As many steps are delivered as there is room, not one more."""
+    """Spec: R6.6. Checks: FREE. Steps are delivered until the queue is full, and not one more."""
     state, effects = transition(make_config(depth_steps=3), IN_COUNT, StepTaken())
     assert (state.queue, state.released) == ((STEP_3, STEP_4, STEP_5), ())
     assert effects == (Deliver(STEP_4), Deliver(STEP_5))
@@ -333,14 +333,14 @@ def test_a_lost_peer_ends_the_rank_with_what_it_has_taken() -> None:
 @pytest.mark.parametrize("phase", [Phase.FILL, Phase.OFFER, Phase.COUNT, Phase.REPORT])
 @pytest.mark.parametrize("before", [{}, {"failure": "disk"}, {"is_stopped": True, "step_limit": 2}, {"is_urged": True}])
 def test_a_loss_names_who_is_gone_in_every_phase(phase: Phase, before: dict[str, Any]) -> None:
-    """Spec: R5.10, R7.5. Checks: ABORT. Whatever has happened to the rank itself."""
+    """Spec: R5.10, R7.5. Checks: ABORT. It does not matter what has happened to the rank itself."""
     state = replace(IN_COUNT, phase=phase, **before)
     found, effects = transition(CONFIG, state, PeerLost(0, "gone"))
     assert (found.phase, effects) == (Phase.DONE, (Finish(Outcome(OutcomeKind.LOST, 0, "gone"), 2),))
 
 
 def test_any_cause_is_told_as_it_is() -> None:
-    """Spec: R5.8, R7.2, R7.5. Checks: ABORT. A blank one, a long one, one of several lines: what failed has failed."""
+    """Spec: R5.8, R7.2, R7.5. Checks: ABORT. A blank cause, a long one, one of several lines: what failed has failed."""
     draw = random.Random(4)
     for _ in range(60):
         cause, rank = draw_text(draw), draw.randrange(2)

@@ -1,4 +1,4 @@
-"""A value made by way of a draft is the value: of its type, equal, frozen, and it may be pickled."""
+"""A value made from a draft is like any other: of its type, equal, frozen, and picklable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights: what a trainer makes of weighted losses is the mean that was asked for, whatever it divides by."""
+"""Weights: a trainer that averages weighted losses gets the intended mean, whatever it divides by."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.helpers.sizes import draw_size
 @pytest.mark.parametrize("reduction", LossReduction)
 @pytest.mark.parametrize("scaling", [LossScaling.EXACT, LossScaling.SAMPLES])
 def test_weighted_losses_average_to_the_mean(scaling: LossScaling, reduction: LossReduction, is_divided: bool) -> None:
-    """Spec: R4.5. Checks: WEIGHT. Batches idle, without supervised tokens, of any size; updates of any number of steps."""
+    """Spec: R4.5. Checks: WEIGHT. Batches that idle, or lack supervised tokens, of any size; updates of any number of steps."""
     draw = random.Random(f"{scaling} {reduction} {is_divided}")
     for _ in range(few(60)):
         ranks, steps = draw_size(draw, 100, 1), draw_size(draw, 2**20, 1)
@@ -43,7 +43,7 @@ def test_weighted_losses_average_to_the_mean(scaling: LossScaling, reduction: Lo
 
 
 def test_what_is_weighed_by_others_weighs_one() -> None:
-    """Spec: R4.5. And an idle step nothing, whatever the scaling."""
+    """Spec: R4.5. An idle step weighs nothing, with any scaling."""
     none = Weighting(scaling=LossScaling.NONE, accumulation_steps=8, is_divided_by_steps=True)
     assert none.compute_scale(StepCounts(2, 10, 6), StepCounts(9, 50, 30), 2) == 1.0
     for scaling, reduction in product(LossScaling, LossReduction):

@@ -1,4 +1,4 @@
-"""No number is cut to so many bits, no field of several is left out: slips that small worlds do not show."""
+"""No number is truncated to fewer bits, and no field of several is left out: slips that small worlds do not show."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from tests.helpers.sizes import draw_text
 CONFIG = Config(
     rank=0, world_size=2, budget_tokens=12, window_samples=4, ramp_rounds=0, max_age_rounds=2, order=StepOrder.FULLEST
 )
-"""The same in every round: shuffled steps would not be."""
+"""The order is the same in every round. That of shuffled steps would not be."""
 SHARDS = [[(i * i + 5 * rank) % 11 + 1 for i in range(23 - 9 * rank)] for rank in range(2)]
 FAR = {"position": 2**40, "round": 2**33, "number": 2**41, "samples": 2**45}
-"""How much further a run begins."""
+"""How much later a run begins."""
 
 
 def run(by: dict[str, int], mode: Mode) -> Iterator[tuple[int, Effect]]:
-    """Two ranks that are resumed somewhere, and each effect in turn; all that is waited for comes at once."""
+    """Resumes two ranks somewhere, and yields each effect in turn. Every request is answered at once."""
     quota = 5 + by["samples"] + 18 if mode is Mode.QUOTA else None
     start = RoundStart(
         round=3 + by["round"],
@@ -82,7 +82,7 @@ def run(by: dict[str, int], mode: Mode) -> Iterator[tuple[int, Effect]]:
 
 
 def move(value: object, by: dict[str, int]) -> object:
-    """What a value is in a run that begins so much further."""
+    """Returns the value as it is in a run that begins later by ``by``."""
     match value:
         case Sample():
             return replace(value, id=value.id + by["position"], position=value.position + by["position"])
@@ -108,7 +108,7 @@ def move(value: object, by: dict[str, int]) -> object:
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_a_run_that_begins_far_on_is_the_same_run_moved(mode: Mode) -> None:
-    """Positions, rounds, steps and samples beyond 32 bits: nothing depends on where an epoch is, only on how far it goes."""
+    """Positions, rounds, steps and samples exceed 32 bits. Nothing depends on where an epoch is, only on how far it goes."""
     near = list(run(dict.fromkeys(FAR, 0), mode))
     far = list(run(FAR, mode))
     assert len(near) > 40
@@ -119,7 +119,7 @@ def test_a_run_that_begins_far_on_is_the_same_run_moved(mode: Mode) -> None:
 
 
 def strip(effect: object) -> object:
-    """Without the fingerprint, which is another with another quota."""
+    """Removes the fingerprint, which depends on the quota."""
     offer = getattr(effect, "offer", None)
     return effect if offer is None else replace(offer, fingerprint_min=0, fingerprint_max=0)
 
@@ -180,7 +180,7 @@ def test_each_limit_enters_the_fingerprint() -> None:
 
 
 def test_what_is_given_is_left_as_it_is() -> None:
-    """Lists that a caller goes on using: what crosses the wire, wants and loads, posts, samples that are read."""
+    """Callers continue to use these lists: what crosses the wire, wants and loads, posts, samples that are read."""
     samples = [Sample(i, i, 5 * i % 7 + 1, 0, (i % 3,)) for i in range(20, 0, -1)]
     uses: list[tuple[list[Any], Callable[[list[Any]], object]]] = [
         (list(range(POST_SIZE)), settle),

@@ -1,4 +1,4 @@
-"""Two and three machines with an exchange in memory: how an epoch ends when something goes wrong at any moment."""
+"""Two and three machines with an exchange in memory: how an epoch ends if something goes wrong at any time."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from tests.mutants.table import MUTANTS
 
 
 def walk_slowly(bounds: Bounds) -> tuple[set[World], int, int]:
-    """Worlds, edges and depth by the plainest search there is."""
+    """Returns worlds, edges and depth, from the simplest search possible."""
     space = Space(bounds)
     depths = {space.begin(): 0}
     waiting = list(depths)
@@ -98,7 +98,7 @@ def test_graph_has_no_cycle_and_one_start() -> None:
 
 
 def test_the_shortest_schedules_to_the_sinks_lead_there() -> None:
-    """What the graph says is what the space does; without faults a world without a successor is a proper end."""
+    """The graph shows what the space does. Without faults a world without a successor is a proper end."""
     bounds = Bounds(lengths=compute_lengths((2, 1), (3, 1)), budget_tokens=4, window_samples=2)
     search = Search(bounds)
     result = search.run()
@@ -121,10 +121,10 @@ def test_the_shortest_schedules_to_the_sinks_lead_there() -> None:
 def test_measure_of_the_start_is_the_bound() -> None:
     for bounds in FULL.values():
         space, start = make_space(bounds)
-        # Every rank begins by reading, unless its first window is offered at once.
+        # Every rank begins with a read, unless its first window is offered at once.
         measure, bound = space.compute_measure(start), compute_bound(bounds)
         if bounds.update_samples is not None:
-            assert measure == bound - 2 * bounds.ranks  # in the first round nothing is read, nor kept in FILL
+            assert measure == bound - 2 * bounds.ranks  # in the first round nothing is read, or kept in FILL
         else:  # A common order may end with its first draws, which all ranks know at once.
             assert bound - bounds.ranks <= measure <= bound if bounds.is_shared else measure == bound
 
@@ -137,7 +137,7 @@ def test_a_rank_that_waits_for_a_fault_is_a_deadlock() -> None:
 
 
 def test_where_the_consumers_thread_reads_an_urged_rank_must_read_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks: TERM. A3 asks for it: the consumer may be in a step that another has left in its middle."""
+    """Checks: TERM. A3 requires it: the consumer may be in a step that another rank has left halfway."""
     bounds = SMALL["read by the consumer's thread"]
     monkeypatch.setattr(Space, "_is_away", lambda space, number, least: space._taken[number] != least)
     found = explore(bounds).counterexample
@@ -165,7 +165,7 @@ def test_loaders_are_lost_in_every_phase_and_their_ranks_end_alike() -> None:
 
 
 def test_budgets_change_at_any_moment_and_come_to_be_in_force() -> None:
-    """Spec: R15.2, R15.3. The worlds have what they are about: each budget in every round in which it can begin to hold."""
+    """Spec: R15.2, R15.3. The worlds include each budget in every round in which it can come into force."""
     search = Search(SMALL["budgets lowered and raised"])
     assert search.run().counterexample is None
     assert search.space is not None
@@ -331,7 +331,7 @@ def test_figures_and_graph_are_written(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_budgets_that_change_are_named_on_the_command_line(tmp_path: Path) -> None:
-    """Spec: R15. The worlds are those of the bounds that the options name."""
+    """Spec: R15. The worlds are those of the bounds that the options describe."""
     figures = tmp_path / "explore.json"
     options = ["--shard-sizes", "3,2", "--accept", "1:2", "--accept", "1:4", "--budget-schedule", "0:3,2:4"]
     assert main(["explore", *options, "--json", str(figures)]) == 0

@@ -1,4 +1,4 @@
-"""``odb-ref verify``: a right rule passes, wrong ones are refuted with a small case, and each stage is able to."""
+"""``odb-ref verify``: a right rule passes, wrong ones are refuted with a small case, and each stage can refute."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HASTY, SMOOTH, EAGER = (f"{RULES / name}.py:{name.capitalize()}Rule" for name in
 
 @dataclass(frozen=True)
 class Answers:
-    """A rule that answers what it is told to."""
+    """A rule that returns given answers."""
 
     answer: object
     name: str = "answers"
@@ -54,7 +54,7 @@ class Answers:
 
 
 def ask(rule: object) -> Callable[[Sequence[Offer]], list[Answer]]:
-    """The rule's answers, given in this process."""
+    """Returns a function for the rule's answers in this process."""
 
     def answer(agreement: Offer) -> Answer:
         try:
@@ -122,7 +122,7 @@ def test_hasty_rule_is_refuted_by_the_smallest_agreement() -> None:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer questions: enough for rules that are wrong on many."""
+    """Asks fewer questions, but enough for rules that are wrong on many."""
     asked = [*list(iterate_grid())[::5], *iterate_large(1_000, seed=0)]
     monkeypatch.setattr(verdict, "compute_agreements", lambda constants, seed: asked)
 
@@ -206,7 +206,7 @@ def test_a_stage_that_found_something_is_no_evidence_for_the_rest() -> None:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch, few: None) -> None:
-    """Few and small stages: the command's own behaviour needs no more."""
+    """Makes stages few and small, which is enough to test the command's own behaviour."""
     monkeypatch.setattr(
         stages, "SMALL", {"three": Bounds(lengths=((9, 9, 9), (9,)), budget_tokens=9, window_samples=3)}
     )
@@ -265,7 +265,7 @@ def test_a_wrong_rule_is_refuted_in_under_a_minute_with_a_schedule(
     assert properties <= violated
     assert all(f"{name} is violated" in printed for name in properties)
     assert read_scenario(saved).rule == rule
-    assert main(["explore", "--replay", str(saved)]) in (0, 1)  # A rule that remembers may act otherwise.
+    assert main(["explore", "--replay", str(saved)]) in (0, 1)  # a rule that remembers may act differently
 
 
 def test_no_such_rule_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""``odb-ref verify --core``: a changed core is judged by everything that ties it to spec, proofs and model."""
+"""``odb-ref verify --core`` judges a changed core by everything that links it to spec, proofs and model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def get(stages: list[Stage], name: str) -> Stage:
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suites of tests cut down to a file each, so that what surrounds them is tested."""
+    """Cuts each suite of tests down to one file, to test what surrounds them."""
     suites = {suite.name: suite for suite in core_copy._SUITES}
     unit, differential, model_check = (suites[name] for name in ("unit", "differential", "TLC"))
     short = (
@@ -90,7 +90,7 @@ def test_stages_for_which_there_is_no_time_are_skipped(core: Path) -> None:
 def test_what_is_not_judged_is_no_pass(
     core: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A stage for which there was no time, or no tool, is in the exit code and in the last line."""
+    """The exit code and the last line report a stage for which there was no time, or no tool."""
     monkeypatch.setattr("odb_sim.cli.verify.verify_core", lambda core, seed: verify_core(core, seed=seed, limit_s=0.5))
     assert main(["verify", "--core", str(core), "--save", str(tmp_path / "c.json")]) == 3
     last = capsys.readouterr().out.splitlines()[-1]
@@ -99,7 +99,7 @@ def test_what_is_not_judged_is_no_pass(
 
 
 def test_what_strikes_in_pytest_itself_is_what_is_said() -> None:
-    """A limit of time does now and then; the last line printed says nothing of it."""
+    """A time limit may strike there, and the last line printed does not show it."""
     said = "Failed: Timeout (>1s) from pytest-timeout."
     printed = f"INTERNALERROR>   File x, line 1\nINTERNALERROR> {said}\n\n1 warning in 0.35s\n"
     assert core_copy._read_failure(printed, "") == (said, "the collection of the tests")

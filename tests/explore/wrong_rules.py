@@ -1,4 +1,4 @@
-"""Wrong rules, and the property that `odb-ref verify` must name; right ones that look odd.
+"""Wrong rules, with the property that `odb-ref verify` must name, and right rules that look odd.
 
 ``python -m tests.explore.wrong_rules`` prints what refutes each, and after how long.
 """
@@ -338,7 +338,7 @@ BY_A_STRANGER = {
         ),
     ),
 }
-"""By somebody who had not read the check."""
+"""Written by somebody who had not read the check."""
 RIGHT = {
     "at most 64 steps": (HOLDS, _rule("return max(1, a.due_max, min(odb, 64))")),
     "uses modules that tell of nothing outside": (
@@ -388,7 +388,7 @@ TABLE = {**ENDINGS, **ANSWERS, **IMPURE, **OUTSIDE, **PARAMETERS, **NAMED, **BY_
 
 
 def find(text: str, *, file: str = "rule.py") -> tuple[str, Finding | None]:
-    """The stage that refutes the rule by itself, and what it found; the stages that run worlds are left out."""
+    """Returns the stage that refutes the rule by itself, and its finding. Stages that run worlds are left out."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / file
         path.write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
-"""A headless Chromium, driven over a pipe: what opens a page as a reader does, and tells what it did.
+"""A headless Chromium, driven over a pipe. It opens a page as a reader does, and reports what the page did.
 
-Nothing is installed for it but Chromium itself: its DevTools protocol is JSON, a message after the other, each ended by a zero
-byte. Where there is no Chromium, `find_browser` says so, and tests skip.
+Nothing is installed for it except Chromium itself. Its DevTools protocol is JSON: one message after another, each ended by a
+zero byte. If there is no Chromium, `find_browser` returns None, and tests skip.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-# Records the size of every letter that a script draws on a canvas, where no style tells it.
+# Records the size of every letter that a script draws on a canvas, for which no style gives it.
 _RECORD = """
 window.drawnFonts = {};
 const fill = CanvasRenderingContext2D.prototype.fillText;
@@ -46,7 +46,7 @@ _FONTS = """
 
 
 def find_browser() -> str | None:
-    """The path of a Chromium; None where there is none."""
+    """Returns the path of a Chromium, or None."""
     return next((path for name in _NAMES if (path := shutil.which(name))), None)
 
 
@@ -58,13 +58,13 @@ class Tab:
         self._session = session
 
     def ask(self, method: str, **parameters: object) -> dict[str, Any]:
-        """What the browser answers."""
+        """Returns the browser's answer."""
         return self._browser.ask(method, self._session, **parameters)
 
     def open(
         self, page: Path | str, *, width: int = 1280, height: int = 900, dark: bool = False, scale: float = 1
     ) -> None:
-        """Opens a file, or the address of one with a fragment, in a window of this width."""
+        """Opens a file, or its address with a fragment, in a window of this width."""
         url = page if isinstance(page, str) else page.resolve().as_uri()
         self._browser.events.clear()
         self.ask(
@@ -81,14 +81,14 @@ class Tab:
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def run(self, script: str) -> Any:
-        """The value of an expression, awaited."""
+        """Returns the value of an expression, awaited."""
         answer = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise AssertionError(answer["exceptionDetails"].get("exception", {}).get("description", answer))
         return answer["result"].get("value")
 
     def wait(self, script: str, is_there: str | Callable[[Any], bool]) -> Any:
-        """The value of an expression, once it holds a text or is as it should be; at most ten seconds are waited."""
+        """Returns the value of an expression once it contains a text or satisfies a function, within ten seconds."""
         deadline = time.monotonic() + 10
         while True:
             value = self.run(script)
@@ -98,7 +98,7 @@ class Tab:
             time.sleep(0.02)
 
     def press(self, key: str) -> None:
-        """Presses a key, as `KeyboardEvent.key` names it."""
+        """Presses a key, named as in `KeyboardEvent.key`."""
         code = {" ": "Space"}.get(key, key)
         numbers = {"ArrowLeft": 37, "ArrowRight": 39, "ArrowUp": 38, "ArrowDown": 40, "Home": 36, "End": 35, " ": 32}
         common = {"key": key, "code": code, "windowsVirtualKeyCode": numbers.get(key, ord(key[0].upper()))}
@@ -106,18 +106,18 @@ class Tab:
         self.ask("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def move(self, x: float, y: float, *, is_click: bool = False) -> None:
-        """Moves the mouse to a place of the window, and clicks."""
+        """Moves the mouse to a point in the window, and optionally clicks."""
         self.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         if is_click:
             for kind in ("mousePressed", "mouseReleased"):
                 self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def measure_fonts(self) -> dict[float, str]:
-        """The sizes of all letters in pixels of the screen, with a text that has each."""
+        """Returns the size of all letters in screen pixels, each with a text of that size."""
         return {float(size): text for size, text in self.run(_FONTS).items()}
 
     def list_complaints(self) -> list[str]:
-        """Errors and warnings of scripts, and everything that was asked for over a network."""
+        """Returns errors and warnings of scripts, and all requests over a network."""
         found = []
         for event in self._browser.events:
             details = event.get("params", {})
@@ -145,7 +145,7 @@ class Browser:
         self._rest = b""
 
     def ask(self, method: str, session: str | None = None, **parameters: object) -> dict[str, Any]:
-        """What the browser answers."""
+        """Returns the browser's answer."""
         self._number += 1
         message: dict[str, object] = {"id": self._number, "method": method, "params": parameters}
         if session is not None:
@@ -180,7 +180,7 @@ class Browser:
         return message
 
     def make_tab(self) -> Tab:
-        """A new page."""
+        """Returns a new page."""
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = Tab(self, session)
@@ -197,7 +197,7 @@ def open_browser(folder: Path) -> Iterator[Browser]:
     assert path is not None
     pipes = [os.pipe(), os.pipe()]
     ours_out, ours_in = pipes[0][1], pipes[1][0]
-    # Numbers that are neither 3 nor 4, which the browser's own ends become.
+    # Numbers other than 3 and 4, which become the browser's own ends.
     theirs_in, theirs_out = (fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (pipes[0][0], pipes[1][1]))
     flags = [
         "--headless=new",
@@ -208,7 +208,7 @@ def open_browser(folder: Path) -> Iterator[Browser]:
         "--no-first-run",
     ]
     flags += ["--disable-background-networking", "--remote-debugging-pipe", f"--user-data-dir={folder}"]
-    # The browser reads what it is asked from file 3, and answers on file 4.
+    # The browser reads requests from file 3, and answers on file 4.
     script = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
     process = subprocess.Popen(
         ["bash", "-c", script, "bash", path, *flags],

@@ -1,4 +1,4 @@
-"""The command, called in this process."""
+"""Runs the command in this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from odb_sim.cli.main import main
 
 
 def refuse(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> str:
-    """What the command says of what it refuses: one line, with exit status 2 and without any output."""
+    """Returns the message with which the command refuses its arguments: one line, with exit status 2 and without output."""
     try:
         status: object = main(list(arguments))
     except SystemExit as exit_:

@@ -1,4 +1,4 @@
-"""Arguments of the loader as a flat list of settings, for tests that add some to others."""
+"""Arguments of the loader as a flat list of settings, for tests that combine them."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from odb_ref.torch.settings import RENAMED, arrange, spread
 
 
 def nested(**options: Any) -> Any:
-    """Returns the arguments, with each setting in its group, whatever its name was in earlier versions."""
+    """Returns the arguments with each setting in its group, under its present name."""
     return arrange({RENAMED.get(name, name): value for name, value in spread(options).items()})

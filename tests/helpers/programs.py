@@ -1,4 +1,4 @@
-"""Runs a program as ``torchrun`` would, in processes forked from this one, which need not import torch again."""
+"""Runs a program as ``torchrun`` would, in processes forked from this one, so that they need not import torch again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def find_port() -> int:
-    """Returns a port of this machine that nobody listens at, and that the system gives to nobody who connects meanwhile."""
+    """Returns a port of this machine without a listener, outside the range that the system assigns to outgoing connections."""
     while True:
         port = random.randrange(15_000, 32_000)
         with socket.socket() as free, contextlib.suppress(OSError):
@@ -32,11 +32,11 @@ def find_port() -> int:
 
 
 def run_program(script: Path, *arguments: str, folder: Path, ranks: int = 0, timeout_s: float = 180) -> str:
-    """Returns what all ranks print when the script runs in the folder; without ``ranks`` it is one plain process.
+    """Returns what all ranks print when they run the script in the folder. Without ``ranks`` it runs in one plain process.
 
-    Raises: AssertionError with what they complain of when one of them fails, or takes too long.
+    Raises: AssertionError with their error output when one of them fails, or takes too long.
     """
-    importlib.import_module("torch._dynamo")  # for seconds: once here rather than in each process that uses optimizers
+    importlib.import_module("torch._dynamo")  # takes seconds: once here, not in each process that uses optimizers
     context = multiprocessing.get_context("fork")
     port = find_port()
     with tempfile.TemporaryDirectory() as kept:
@@ -57,7 +57,7 @@ def run_program(script: Path, *arguments: str, folder: Path, ranks: int = 0, tim
                     process.join()
         out, err = ((Path(kept) / name).read_text() for name in ("out", "err"))
     codes = [process.exitcode for process in processes]
-    # What this process did when it forked them stands below what they did.
+    # Stacks of the ranks end with the frames of this process, which forked them.
     lines = [line for line in err.splitlines() if not re.search(r"/(_pytest|pluggy|xdist|execnet)/", line)]
     said = "\n".join(lines)
     assert not any(codes), f"exit codes {codes}: {said[-6000:]}"
@@ -78,11 +78,11 @@ def _run(
         file = os.open(kept / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(file, number)
     sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
-    # What the tests before have left behind has threads that are not in this process: to collect a group of theirs ends it.
+    # Threads of earlier tests' objects do not exist in this process. Collecting one of their process groups would end it.
     gc.freeze()
-    if "accelerate" in sys.modules:  # what a test before has made of this process
+    if "accelerate" in sys.modules:  # state that an earlier test left in this process
         sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
-    # Who is killed for taking too long has said before where it waits.
+    # A process that is killed for taking too long first prints where it waits.
     faulthandler.dump_traceback_later(0.9 * timeout_s, file=2)
     os.chdir(folder)
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""Traces as plain JSON, to be changed by hand and written again."""
+"""Traces as plain JSON, for tests that change them and write them again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Line = dict[str, Any]
 
 
 class Tampered:
-    """A trace in memory: header and records; ``effects`` and ``events`` find what to change."""
+    """A trace in memory, as header and records. `effects` and `events` find what to change."""
 
     def __init__(self, path: Path) -> None:
         self.header, *self.records = [json.loads(line) for line in path.read_text().splitlines()]
@@ -25,7 +25,7 @@ class Tampered:
         return path
 
     def events(self, kind: str, rank: int | None = None) -> list[Line]:
-        """The events of a kind, of all ranks or of one, in order."""
+        """Returns the events of a kind, of all ranks or of one, in order."""
         return [
             record["event"]
             for record in self.records
@@ -36,19 +36,19 @@ class Tampered:
         return [effect for _, effect in self.iterate(kind, rank)]
 
     def iterate(self, kind: str, rank: int | None = None) -> Iterator[tuple[Line, Line]]:
-        """Record and effect."""
+        """Yields each record with its effect."""
         for record in self.records:
             if rank in (None, record["rank"]):
                 yield from ((record, effect) for effect in record["effects"] if effect["kind"] == kind)
 
     def drop(self, record: Line) -> int:
-        """Takes out this very record; says where it was."""
+        """Removes this very record, and returns its place."""
         place = next(index for index, item in enumerate(self.records) if item is record)
         del self.records[place]
         return place
 
     def answers(self, kind: str, rank: int) -> list[Line]:
-        """The records of a rank whose event is of a kind."""
+        """Returns the records of a rank whose event is of a kind."""
         return [
             item for item in self.records if item["rank"] == rank and item["event"] and item["event"]["kind"] == kind
         ]
@@ -58,7 +58,7 @@ class Tampered:
         return range(self.header["world_size"])
 
     def configure(self, **changes: Any) -> None:
-        """Changes the header's configuration, and every offer with it: a lie that the fingerprint does not show."""
+        """Changes the header's configuration, and every offer with it, so that the fingerprint does not reveal the change."""
         config = self.header["config"] | changes
         self.header["config"] = config
         fingerprint = compute_fingerprint(json.dumps(config, sort_keys=True))
@@ -69,14 +69,14 @@ class Tampered:
             offer |= {"fingerprint_min": fingerprint, "fingerprint_max": fingerprint}
 
     def reduce_again(self) -> None:
-        """Makes every agreement the reduction of the offers as they are now."""
+        """Makes every agreement the reduction of the present offers."""
         offers = [[Offer(**effect["offer"]) for effect in self.effects("post_offer", rank)] for rank in self.ranks]
         for rank in self.ranks:
             for number, event in enumerate(self.events("agreed", rank)):
                 event["agreement"] = asdict(reduce_offers(of_rank[number] for of_rank in offers))
 
     def sum_again(self) -> None:
-        """Makes every sum of counts the sum of what is posted now, and every step carry it."""
+        """Makes every sum of counts the sum of the present posts, and makes every step carry it."""
         posts = [self.effects("post_counts", rank) for rank in self.ranks]
         for rank in self.ranks:
             for number, event in enumerate(self.events("counted", rank)):
@@ -87,7 +87,7 @@ class Tampered:
                     step["counts"] = counts
 
     def count_again(self) -> None:
-        """Makes every rank post what its steps hold now; then sums again."""
+        """Makes every rank post the counts of its present steps, then sums again."""
         for rank in self.ranks:
             samples = {row[1]: row for event in self.events("samples_read", rank) for row in event["samples"]}
             for post, effect in zip(self.effects("post_counts", rank), self.effects("collate", rank), strict=False):

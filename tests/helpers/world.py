@@ -1,10 +1,10 @@
 """A whole system in memory: W real machines, an exchange, readers, collators and lockstep consumers.
 
-The one world of the tests that look at whole runs; `Schedule` is what differs between them. (`tests.proofs.worlds` asks the
-transition function about events that are not possible, `tests.properties.worlds` drives the explorer's world.)
+Tests of whole runs share this world, and differ in its `Schedule`. (`tests.proofs.worlds` asks the transition function about
+events that are not possible, and `tests.properties.worlds` drives the explorer's world.)
 
-It decides nothing of the protocol: it answers effects. What happens next, and how much a read finds, is for a `Schedule`
-to say; a run ends when the schedule finds nothing that can happen. What is then left undone is a deadlock.
+The world decides nothing of the protocol: it answers effects. The `Schedule` decides what happens next, and how much a read
+finds. A run ends when the schedule finds nothing that can happen, and work left undone then is a deadlock.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ Choice = tuple[str, int]
 """Something that can happen: an action, and the rank it happens on."""
 
 PATIENCE: Final = 200
-"""So many events of a rank, on average, may pass in which no rank reads or takes anything."""
+"""The number of events per rank, on average, that may pass without any rank reading or taking anything."""
 
 ACTIONS: Final[dict[type[Effect | Event], str]] = {
     Read: "read", Collate: "collated", Agreed: "offer", Counted: "counts", Reported: "report", Urged: "urge",
     PeerLost: "lose",
 }  # fmt: skip
-"""What an item that waits on a rank is called when it happens."""
+"""The name of the action of each item that waits on a rank."""
 
 
 class Deadlock(AssertionError):
-    """Some rank has not finished and nothing can happen any more."""
+    """Some rank has not finished, but nothing more can happen."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Node:
     machine: Machine
     shard: Shard
     waiting: list[Effect | Event] = field(default_factory=list)
-    """What is asked for and not answered, and the events on their way to the machine, by arrival."""
+    """Unanswered requests, and events on their way to the machine, in order of arrival."""
     read: int = 0
     round_: int = 0
     queue: list[Step] = field(default_factory=list)
@@ -97,32 +97,32 @@ class Node:
     acceptance: Acceptance = field(init=False)
     begun: tuple[Effect, ...] = ()
     drawn: list[range] = field(default_factory=list)
-    """With shared shards: the places of the common order that were drawn, a range for each read."""
+    """With shared shards: the places drawn from the common order, a range for each read."""
 
     source: Shard = ()
-    """With updates, and no shared shards: what lies at the places of the rank's own source; the shard is what was read."""
+    """With updates, and without shared shards: the rank's own source. The shard then holds what was read of it."""
 
     def draw(self, order: Shard, places: range, bad: Collection[int] = ()) -> None:
-        """Appends what lies at ``places`` of the ``order`` to the rank's input, but for the samples whose id is ``bad``."""
+        """Appends the samples at ``places`` of the ``order`` to the rank's input, except those whose id is ``bad``."""
         self.drawn.append(places)
         good = [order[place] for place in places if place < len(order) and order[place].id not in bad]
         self.shard += tuple(replace(sample, position=i) for i, sample in enumerate(good, len(self.shard)))
 
     @property
     def collating(self) -> Collate | None:
-        """The collation under way, if any."""
+        """The collation in progress, if any."""
         return next((item for item in self.waiting if isinstance(item, Collate)), None)
 
     @property
     def head(self) -> Step | None:
-        """The step the consumer would get now, if any."""
+        """The step that the consumer would get next, if any."""
         if not self.queue or self.is_stopped:
             return None
         limit = NONE if self.finish is None else self.finish.step_limit
         return self.queue[0] if self.queue[0].number < limit else None
 
     def drop_work(self) -> None:
-        """Forgets the reads and collations that are open: nobody answers them any more."""
+        """Forgets open reads and collations, which will not be answered."""
         self.waiting = [item for item in self.waiting if not isinstance(item, Read | Collate)]
 
 
@@ -130,22 +130,22 @@ class Node:
 
 
 class Schedule(ABC):
-    """Says all that the protocol leaves open: what happens next, and how much a read finds."""
+    """Decides everything that the protocol leaves open: what happens next, and how much a read finds."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
     @abstractmethod
     def choose(self, world: World) -> Choice | None:
-        """Returns what happens next; None ends the run."""
+        """Returns what happens next, or None to end the run."""
 
     @abstractmethod
     def answer_read(self, asked: int, left: int) -> tuple[int, bool]:
-        """Returns how many samples come of those asked for, and whether the source says with them that it has ended."""
+        """Returns how many of the samples asked for a read returns, and whether the source reports its end with them."""
 
 
 class AnyOrder(Schedule):
-    """Draws among all that can happen; a source tells its end only when more is asked than it has."""
+    """Draws from everything that can happen. A source reports its end only when more is asked for than it has."""
 
     _ORDER: Final = ("read", "collated", "offer", "counts", "report", "lose", "stop", "take", "urge")
 
@@ -160,8 +160,8 @@ class AnyOrder(Schedule):
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong with ``rank`` after so many events: ``kind`` is fail, stop, kill, urge (for nothing), or accept: it then
-    accepts so many ``tokens``.
+    """A fault of ``rank`` after ``after`` events. ``kind`` is fail, stop, kill, urge (without a reason), or accept, which makes
+    the rank accept ``tokens``.
     """
 
     kind: str
@@ -171,10 +171,10 @@ class Fault:
 
 
 class ByArrival(Schedule):
-    """Draws from the list of what waits, in the order of arrival, with faults at given moments.
+    """Draws from the list of what waits, in the order of arrival, with faults at given times.
 
-    Reads are mostly answered whole, and a source tells its end with its last sample. When nothing else can happen, a trainer
-    that waits for one that is gone gets an error from its own collective, and leaves too.
+    Most reads are answered completely, and a source reports its end with its last sample. If nothing else can happen, a trainer
+    that waits for a missing rank gets an error from its own collective, and leaves too.
     """
 
     def __init__(self, seed: int, faults: Sequence[Fault] = ()) -> None:
@@ -227,15 +227,15 @@ class ByArrival(Schedule):
 
 
 class World:
-    """W ranks of one epoch. ``stops[r]`` is after how many steps the consumer of rank r leaves; ``fails[r]`` which ("read" or
-    "collate", round) fails there. ``config`` is that of all ranks, or one for each. With shared shards, ``order`` holds all
-    samples, and ``shards`` what each rank has drawn of it before. With updates (R16) the shards are the ranks' own sources,
-    of which ``drawn`` was read before, and samples whose id is ``bad`` are set aside. A window may hold ``window_bytes``,
-    where that is not 0, and a token has one.
+    """W ranks of one epoch. The consumer of rank r leaves after ``stops[r]`` steps, and ``fails[r]``, as ("read" or "collate",
+    round), is where that rank fails. ``config`` is that of all ranks, or one for each. With shared shards, ``order`` holds all
+    samples, and ``shards`` what each rank has already drawn. With updates (R16) the shards are the ranks' own sources, of which
+    ``drawn`` was already read, and samples whose id is ``bad`` are set aside. A window may hold ``window_bytes``, if that is
+    not 0, and a token has one byte.
     """
 
     paths: Sequence[Path] = ()
-    """The trace it is written to, if any."""
+    """The files of the trace, if any."""
 
     def __init__(
         self,
@@ -291,7 +291,7 @@ class World:
     def _is_own_update(node: Node) -> bool:
         return node.machine.config.update_samples is not None and node.machine.config.shared_samples is None
 
-    # What the ranks ask for -----------------------------------------------------------------------------------------
+    # Requests of the ranks ------------------------------------------------------------------------------------------
 
     def _perform(self, rank: int, effects: tuple[Effect, ...]) -> None:
         node = self.nodes[rank]
@@ -305,7 +305,7 @@ class World:
                 case PostOffer() | PostCounts() | PostReport():
                     self._post(rank, effect)
                 case Deliver(step):
-                    # RELEASE: at this moment every rank holds this step, collated.
+                    # RELEASE: at this time every rank holds this step, collated.
                     for other in self.nodes:
                         is_open = other.collating is not None and step in other.collating.steps
                         assert step.number < other.machine.state.planned_steps and not is_open
@@ -316,7 +316,7 @@ class World:
                     node.finish = effect
 
     def _post(self, rank: int, post: Post) -> None:
-        """Adds a post to its exchange; the last one sends the answer to all ranks."""
+        """Adds a post to its exchange. The last post sends the answer to all ranks."""
         node = self.nodes[rank]
         match post:
             case PostOffer(offer):
@@ -333,7 +333,7 @@ class World:
                 other.waiting.append(event)
 
     def send(self, rank: int, event: Event) -> None:
-        """Gives a rank an event, whatever it is."""
+        """Gives a rank an event."""
         effects = self.nodes[rank].machine.handle(event)
         self.nodes[rank].events.append((event, effects))
         if isinstance(event, Counted):
@@ -343,7 +343,7 @@ class World:
         self._perform(rank, effects)
 
     def accept(self, rank: int, tokens: int) -> None:
-        """A rank is told what it accepts."""
+        """Sets the budget that a rank accepts."""
         self._accept(rank, self.nodes[rank].acceptance.tell(tokens))
 
     def _accept(self, rank: int, acceptance: Acceptance) -> None:
@@ -355,7 +355,7 @@ class World:
     # What can happen ------------------------------------------------------------------------------------------------
 
     def compute_choices(self) -> list[Choice]:
-        """Everything that can happen now: by rank what waits there, by arrival, and then what the consumer does."""
+        """Returns everything that can happen now: what waits on each rank, by arrival, then what its consumer can do."""
         choices: list[Choice] = []
         for rank, node in enumerate(self.nodes):
             if not node.is_dead:
@@ -364,9 +364,9 @@ class World:
         return choices
 
     def list_of_consumer(self, rank: int) -> list[Choice]:
-        """What the consumer of a rank can do now."""
+        """Returns what the consumer of a rank can do now."""
         node = self.nodes[rank]
-        # The trainer's collective: a step ends when all ranks are in it. One that has left is in no step any more.
+        # The trainer's collective: a step ends when all ranks have joined it. A rank that has left joins no more steps.
         if node.is_stopped or min(len(other.taken) for other in self.nodes) < len(node.taken):
             return []
         if self.stops.get(rank) == len(node.taken):
@@ -392,12 +392,12 @@ class World:
                 node.waiting.remove(item)
                 event = self._answer(rank, item)
                 outcome = node.machine.state.outcome
-                # What was under way when a rank lost its exchange comes to no one.
+                # Work in progress when a rank lost its exchange is discarded.
                 if outcome is None or outcome.kind is not OutcomeKind.LOST:
                     self.send(rank, event)
 
     def _answer(self, rank: int, item: Effect | Event) -> Event:
-        """Returns the event that ``item`` leads to, or is."""
+        """Returns the event that results from ``item``, or ``item`` if it is one."""
         node = self.nodes[rank]
         match item:
             case Read(asked):
@@ -423,7 +423,7 @@ class World:
                 return item
 
     def _answer_update(self, node: Node, asked: int) -> SamplesRead:
-        """A part of what lies at the places asked for; the last one, where some are set aside, says that no more comes."""
+        """Returns part of the samples at the places asked for. If some were set aside, the last says that no more comes."""
         left = len(node.shard) - node.read
         count = min(left, self.schedule.random.randint(1, asked))
         samples = node.shard[node.read : node.read + count]
@@ -433,13 +433,13 @@ class World:
             return SamplesRead(samples)
         if not self._is_own_update(node):
             return SamplesRead(samples, is_ended=count < asked)
-        # A source may tell its end with its last sample, or when it is asked for more.
+        # A source may report its end with its last sample, or when more is asked for.
         over = node.drawn[-1].stop - len(node.source)
         is_ended = over > 0 or (over == 0 and self.schedule.random.random() < 0.5)
         return SamplesRead(samples, is_ended, count < asked and not is_ended)
 
     def _count_fitting(self, node: Node, samples: Shard) -> int:
-        """How many of them the window has bytes for, one for each token: one where it holds none."""
+        """Returns how many samples fit the window's bytes, one for each token, but at least one if it is empty."""
         if not self.window_bytes:
             return len(samples)
         window = node.machine.state.window
@@ -448,33 +448,33 @@ class World:
         return min(len(samples), max(fitting, 0 if window else 1))
 
     def fail(self, rank: int, cause: str) -> None:
-        """The samples of a rank cannot be read or collated any more."""
+        """Makes the samples of a rank impossible to read or collate."""
         self.nodes[rank].drop_work()
         self.send(rank, LocalFailed(cause))
 
     def kill(self, rank: int) -> None:
-        """A rank is gone; the others are told in time. What is under way of an exchange may still arrive."""
+        """Ends a rank. The others learn of it in time, and what is under way in an exchange may still arrive."""
         self.nodes[rank].is_dead = True
         for node in self.nodes:
             node.waiting.append(PeerLost(rank, "process gone"))
 
     def urge_others(self, rank: int) -> None:
-        """The other ranks are told that one of them has something to say."""
+        """Urges the other ranks because one of them has something to post."""
         for node in self.nodes:
             if node is not self.nodes[rank]:
                 node.waiting.append(Urged())
 
     def step(self) -> bool:
-        """Makes the next thing happen; False when nothing can."""
+        """Makes the next thing happen, or returns False if nothing can."""
         choice = self.schedule.choose(self)
         if choice is not None:
             self.do(*choice)
         return choice is not None
 
     def run(self) -> World:
-        """Lets things happen until nothing can.
+        """Runs until nothing more can happen.
 
-        Raises: AssertionError when the ranks go on and nothing comes of it. Spec: TERM.
+        Raises: AssertionError when the ranks continue without progress. Spec: TERM.
         """
         before = -1
         while all(self.step() for _ in range(PATIENCE * len(self.nodes))):
@@ -484,7 +484,7 @@ class World:
             before = now
         return self
 
-    # What came of it ------------------------------------------------------------------------------------------------
+    # The result -----------------------------------------------------------------------------------------------------
 
     @property
     def is_over(self) -> bool:
@@ -493,15 +493,15 @@ class World:
 
     @property
     def outcomes(self) -> list[Outcome | None]:
-        """By rank what the end was; None where there was none."""
+        """The outcome of each rank, or None if it has none."""
         return [node.finish.outcome if node.finish else None for node in self.nodes]
 
     def get_finishes(self) -> list[Finish]:
-        """How each rank finished."""
+        """Returns how each rank finished."""
         return [node.finish for node in self.nodes if node.finish is not None]
 
     def get_groups(self, rank: int) -> list[Group]:
-        """The groups the rank's consumer took, in order."""
+        """Returns the groups that the rank's consumer took, in order."""
         return [step.group for step in self.nodes[rank].taken]
 
 
@@ -509,7 +509,7 @@ class World:
 
 
 def make_shard(lengths: Sequence[int], first_id: int = 0, costs: Sequence[tuple[int, ...]] | None = None) -> Shard:
-    """Samples of the given lengths and costs, in this order, all tokens but one supervised."""
+    """Returns samples of the given lengths and costs, in this order, all tokens but one supervised."""
     return tuple(
         Sample(first_id + i, i, length, max(0, length - 1), costs[i] if costs else ())
         for i, length in enumerate(lengths)
@@ -519,12 +519,12 @@ def make_shard(lengths: Sequence[int], first_id: int = 0, costs: Sequence[tuple[
 def make_shards(
     lengths: Sequence[Sequence[int]], costs: Sequence[Sequence[tuple[int, ...]]] | None = None
 ) -> tuple[Shard, ...]:
-    """One shard a rank, with ids that differ over all ranks."""
+    """Returns one shard for each rank, with ids that are unique over all ranks."""
     return tuple(make_shard(shard, 1000 * rank, costs[rank] if costs else None) for rank, shard in enumerate(lengths))
 
 
 def make_offer(round_: int = 1, fingerprint: int = 1, *, samples: int = 1, groups: int = 1, **changes: int) -> Offer:
-    """Makes the offer of a rank, or of all that offer the same: nobody has failed or stopped, and nothing is due."""
+    """Returns the offer of one rank, or of several equal ones, without failures or stops, and with nothing due."""
     values = {
         "round_min": round_, "round_max": round_, "fingerprint_min": fingerprint, "fingerprint_max": fingerprint,
         "ready_min": 1, "failed_rank": NONE, "stop_step": NONE, "stop_rank": NONE, "samples_min": samples,
@@ -534,7 +534,7 @@ def make_offer(round_: int = 1, fingerprint: int = 1, *, samples: int = 1, group
 
 
 def make_config(**options: object) -> Config:
-    """A small configuration: budget 8, window 4, no ramp."""
+    """Returns a small configuration: budget 8, window 4, no ramp."""
     defaults: dict[str, object] = {
         "rank": 0, "world_size": 1, "budget_tokens": 8, "window_samples": 4, "ramp_rounds": 0, "depth_steps": 2,
     }  # fmt: skip
@@ -542,13 +542,13 @@ def make_config(**options: object) -> Config:
 
 
 def make_configs(world_size: int, rule: str = "odb", **settings: Any) -> list[Config]:
-    """One configuration a rank: budget 40, window 6, a ramp of one round."""
+    """Returns one configuration for each rank: budget 40, window 6, a ramp of one round."""
     values = {"budget_tokens": 40, "window_samples": 6, "depth_steps": 2, "ramp_rounds": 1} | settings
     return [Config(rank=rank, world_size=world_size, rule=get_rule(rule), **values) for rank in range(world_size)]
 
 
 def run(lengths: Sequence[Sequence[int]], config: Config, **options: object) -> World:
-    """A run in any order over shards of these lengths, to its end."""
+    """Runs shards of these lengths to the end, in any order."""
     return World(config, make_shards(lengths), **options).run()  # type: ignore[arg-type]
 
 
@@ -564,7 +564,7 @@ def run_by_arrival(
     run: str = "",
     machine_class: type[Machine] = Machine,
 ) -> World:
-    """A run by arrival, to its end, written to ``trace``: half of each sample's tokens are supervised. With shared shards the
+    """Runs to the end by arrival, and writes ``trace``. Half of each sample's tokens are supervised. With shared shards the
     ranks draw from all of them, rank by rank.
 
     Raises: Deadlock when it gets stuck before every living rank has finished.
@@ -601,7 +601,7 @@ def run_by_arrival(
 
 
 def write_trace(path: Path, node: Node, origin: Origin, checkpoint: Checkpoint | None = None) -> None:
-    """Writes what one node has done, to a file of its own; ``checkpoint`` is what it was resumed from."""
+    """Writes a node's trace to its own file. ``checkpoint`` is what the node resumed from."""
     with TraceWriter(path, node.machine.config, driver="test", origin=origin) as writer:
         event = None
         if checkpoint is not None:
@@ -613,11 +613,11 @@ def write_trace(path: Path, node: Node, origin: Origin, checkpoint: Checkpoint |
 
 
 def make_input(rank: int | None, samples: Iterable[Sample]) -> OwnedLot:
-    """What a header says of the samples that there are."""
+    """Returns what a header records about the existing samples."""
     ids = [sample.id for sample in samples]
     return OwnedLot(rank=rank, lot=make_lot(ids), order=place_lot(ids).digest)
 
 
 def list_paths(trace: Path, ranks: int) -> list[Path]:
-    """One file a rank, with the rank at the end of its name."""
+    """Returns one file for each rank, with the rank at the end of its name."""
     return [trace.with_name(f"{trace.name}.{rank}") for rank in range(ranks)]

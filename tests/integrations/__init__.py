@@ -9,7 +9,7 @@ import pytest
 
 
 def require(framework: str) -> None:
-    """Skips the module or the test, saying what to install, where a framework is missing; in CI that is a failure."""
+    """Skips the module or the test, naming what to install, if a framework is missing. In CI that is a failure."""
     for name in ("torch", framework):
         try:
             importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""What the tests of the integrations share: a model whose loss is exact in float64, and the one process it is compared with."""
+"""Shared parts of the integrations' tests: a model whose loss is exact in float64, and one process to compare with."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.torch import ranks
 from tests.torch.data import make_sample
 
 SIZES = (23, 8)
-"""Samples of each rank's shard."""
+"""The samples of each rank's shard."""
 LEARNING_RATE = 0.3
 BUDGET_TOKENS = 60
 OPTIONS: dict[str, Any] = {"window": 7, "ramp_rounds": 3, "timeout_s": 20}
 STEPS = 11
-"""Steps of an epoch: odd, so that its last update of two is not full."""
+"""The steps of an epoch: an odd number, so that its last update of two is not full."""
 PROMPT = 5
 """This sample is too long to share a batch, and has no supervised token: the mean loss of its batch is 0/0."""
 
 Run = tuple[list[list[int]], list[float]]
-"""The numbers of the samples that a rank trained on, by update, and its weights in the end."""
+"""The sample numbers that a rank trained on, by update, and its final weights."""
 
 
 class Samples(Dataset[Any]):
@@ -83,7 +83,7 @@ def get_weights(model: nn.Module) -> list[float]:
 
 
 def compute_loss(model: nn.Module, numbers: Sequence[int]) -> Tensor:
-    """The mean over all supervised tokens of these samples."""
+    """Returns the mean over all supervised tokens of these samples."""
     batch = collate([get_sample(number) for number in numbers])
     loss: Tensor = model(input_ids=batch["input_ids"], labels=batch["labels"])["loss"]
     return loss
@@ -92,7 +92,7 @@ def compute_loss(model: nn.Module, numbers: Sequence[int]) -> Tensor:
 def train_alone(
     model: nn.Module, updates: Iterable[list[int]], compute_loss: Any = compute_loss, momentum: float = 0.0
 ) -> list[float]:
-    """The losses of one step of SGD for each list of sample numbers; 0 where no token is supervised."""
+    """Returns the losses of one step of SGD for each list of sample numbers, 0 if no token is supervised."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=momentum)
     losses = []
     for numbers in updates:
@@ -111,7 +111,7 @@ def join(lists: Iterable[list[int]]) -> list[int]:
 def check_weights(
     ranks: Sequence[Run], model: nn.Module, *, precision: float = 1e-9, compute_loss: Any = compute_loss
 ) -> None:
-    """Checks that every rank ends where one process ends that trains ``model`` on the union of the ranks' batches."""
+    """Checks that every rank ends with the weights of one process that trains ``model`` on the union of the ranks' batches."""
     start = torch.tensor(get_weights(model), dtype=torch.float64)
     updates = [join(numbers) for numbers in zip(*(numbers for numbers, _ in ranks), strict=True)]
     train_alone(model, updates, compute_loss)
@@ -129,7 +129,7 @@ def check_coverage(ranks: Sequence[Run], epochs: int = 1) -> None:
 
 
 def find_due(infos: Iterable[StepInfo], *, samples: int, tokens: int) -> tuple[list[int], list[int]]:
-    """The updates, counted from 1, that reach a multiple of so many samples, and of so many tokens."""
+    """Returns the updates, counted from 1, that reach a multiple of ``samples`` samples, and of ``tokens`` tokens."""
     updates = [(0, 0)]
     seen = [0, 0]
     for info in infos:
@@ -143,16 +143,16 @@ def find_due(infos: Iterable[StepInfo], *, samples: int, tokens: int) -> tuple[l
 
 @functools.cache
 def restore_on_processors() -> None:
-    """Makes torch load what Accelerate means for the processor of a rank, "cpu:0", which no release of torch does by itself."""
+    """Makes torch load "cpu:0", Accelerate's name for the processor of a rank, which no release of torch does by itself."""
     torch.serialization.register_package(
         30, lambda storage: None, lambda storage, place: storage if place.startswith("cpu:") else None
     )
 
 
 def set_environment(rank: int, world_size: int) -> None:
-    """What torchrun would have set, in a process whose process group exists already."""
+    """Sets what torchrun would have set, in a process that already has a process group."""
     restore_on_processors()
-    if "accelerate" in sys.modules:  # what a test before has made of this process goes with the fork
+    if "accelerate" in sys.modules:  # state that an earlier test left in this process and the fork copied
         sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
     os.environ |= {
         "RANK": str(rank),

@@ -44,7 +44,7 @@ from tests.torch.ranks import get_values
 
 
 def train(accelerator: Any, rank: int, steps: int, *, is_told_always: bool = False) -> Any:
-    """Two epochs; the optimizer is told in every step, as Accelerate's guides have it, or at a window's end."""
+    """Trains two epochs. The optimizer is called in every step, as in Accelerate's guides, or at the end of a window."""
     options = OPTIONS | {"shard": "given", "accumulation_steps": steps, "collate_fn": collate}
     model = Model()
     updates: list[list[int]] = [[]]
@@ -85,7 +85,7 @@ def test_the_weights_are_those_of_one_process_on_the_union() -> None:
 
 
 def train_guarded(rank: int, folder: Path) -> Any:
-    """Rank 1 runs out of memory wherever it has several samples; saved by samples."""
+    """Rank 1 runs out of memory whenever it has several samples. Checkpoints are due by numbers of samples."""
     accelerator = Accelerator(cpu=True)
     options = OPTIONS | {"accumulation_steps": 2, "collate_fn": collate}
     model, updates = Model(), [[]]
@@ -137,7 +137,7 @@ def test_a_guard_runs_its_passes_and_progress_says_when_to_save(tmp_path: Path) 
 
 
 def schedule(rank: int, settings: dict[str, Any], taken: int = 0) -> Any:
-    """What is warned of, and the scheduler's steps beside the updates; as if so many steps of the epoch had been ``taken``."""
+    """Returns the warnings, the scheduler's steps and the updates, as if ``taken`` steps of the epoch had been taken."""
     accelerator, model = Accelerator(cpu=True, **settings), Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
@@ -162,7 +162,7 @@ def schedule(rank: int, settings: dict[str, Any], taken: int = 0) -> Any:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_schedule_that_goes_by_processes_is_said(world_size: int) -> None:
-    """A rate that falls too fast by the number of ranks, and below 0 where it is linear."""
+    """The rate falls too fast by a factor of the number of ranks, and below 0 if it is linear."""
     shared_out = {"dataloader_config": DataLoaderConfiguration(split_batches=True)}
     cases: list[Any] = [(settings,) for settings in ({}, shared_out, {"step_scheduler_with_optimizer": False})]
     cases.append(({}, 4))

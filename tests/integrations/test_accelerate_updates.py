@@ -1,4 +1,4 @@
-"""Accelerate with ``update_samples``: the run that plain Accelerate is with fixed batches, weights and schedule alike."""
+"""Accelerate with ``update_samples`` runs like plain Accelerate with fixed batches, with the same weights and schedule."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.torch.ranks import get_values
 RANKS, SAMPLES, PER_RANK, ACCUMULATED, EPOCHS = 2, 40, 4, 2, 3
 UPDATE = RANKS * PER_RANK * ACCUMULATED
 UPDATES = EPOCHS * -(-SAMPLES // UPDATE)
-"""The last of an epoch holds half of the samples."""
+"""The last update of an epoch holds half of the samples."""
 
 
 def prepare(is_split: bool, **settings: Any) -> tuple[Any, ...]:
-    """With ``split_batches``, which shares each batch out, a prepared schedule makes one step with an update, else one for each
-    rank.
+    """Prepares a training. With ``split_batches``, which divides each batch among ranks, the schedule makes one step with
+    an update, otherwise one for each rank.
     """
     torch.manual_seed(7)
     configuration = DataLoaderConfiguration(split_batches=is_split, use_seedable_sampler=True)
@@ -42,13 +42,13 @@ def prepare(is_split: bool, **settings: Any) -> tuple[Any, ...]:
 
 
 def make_plain(is_split: bool) -> DataLoader[Any]:
-    """The loader of a plain training."""
+    """Returns the loader of a plain training."""
     size = RANKS * PER_RANK if is_split else PER_RANK
     return DataLoader(Numbers(0, SAMPLES), batch_size=size, collate_fn=collate, shuffle=True)
 
 
 def step(updates: list[list[float]], is_update_end: bool, model: Any, optimizer: Any, schedule: Any) -> None:
-    """Tells all of the micro-step, as Accelerate's guides have it; notes rate and weights of an update."""
+    """Calls everything in each micro-step, as in Accelerate's guides, and records rate and weights of an update."""
     rate = schedule.get_last_lr()[0]
     optimizer.step()
     schedule.step()
@@ -58,9 +58,9 @@ def step(updates: list[list[float]], is_update_end: bool, model: Any, optimizer:
 
 
 def train_plain(is_split: bool) -> list[list[float]]:
-    """The token mean over an update as Accelerate's guide of gradient accumulation has it."""
+    """Trains with the token mean over an update, as in Accelerate's guide to gradient accumulation."""
     accelerator, model, wrapped, optimizer, schedule = prepare(is_split, gradient_accumulation_steps=ACCUMULATED)
-    # Each time one is read is an epoch, in an order of its own.
+    # Each time one of them is read is an epoch, in its own order.
     loader, ahead = accelerator.prepare(make_plain(is_split), make_plain(is_split))
     updates: list[list[float]] = []
     for _ in range(EPOCHS):
@@ -111,8 +111,8 @@ def train_both(rank: int, folder: Path, is_split: bool) -> Any:
 
 @pytest.mark.parametrize("is_split", [False, True])
 def test_weights_and_rates_are_those_of_plain_accelerate(tmp_path: Path, is_split: bool) -> None:
-    """Checks: UPDATE, WEIGHT, RESUME. After every update, to 1e-9; the last of an epoch is smaller; from a checkpoint inside
-    an epoch, under another budget."""
+    """Checks: UPDATE, WEIGHT, RESUME. After every update, to 1e-9. The last of an epoch is smaller. Resumed from a checkpoint
+    inside an epoch, under another budget."""
     values = get_values(run_ranks(RANKS, train_both, tmp_path, is_split))
     for plain, ours, resumed in values:
         assert len(plain) == UPDATES
@@ -127,6 +127,6 @@ def test_weights_and_rates_are_those_of_plain_accelerate(tmp_path: Path, is_spli
     [({"shuffle": True}, "use_seedable_sampler=True"), ({"batch_sampler": [[0, 1], [2, 3]]}, "batches by list")],
 )
 def test_an_order_that_cannot_be_told_is_refused(settings: dict[str, Any], said: str) -> None:
-    """What torch's generator has come to, and batches that are drawn in a way of their own."""
+    """The order is the state of torch's generator, or batches are drawn in a special way."""
     with pytest.raises(UsageError, match=said):
         find_order(Accelerator(cpu=True), DataLoader(Numbers(0, SAMPLES), **settings))

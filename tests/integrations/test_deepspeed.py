@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO over uneven ranks, to the very end: its own loop, Accelerate, and the Trainer.
+"""DeepSpeed's ZeRO on uneven ranks, to the very end, with its own loop, Accelerate and the Trainer.
 
 ``ODB_DEEPSPEED_PYTHON`` names the Python of an environment with DeepSpeed:
 ``python -m venv ds && ds/bin/pip install torch deepspeed transformers accelerate pytest``.
@@ -20,7 +20,7 @@ from tests.integrations.environments import resuming
 from tests.integrations.environments.run import run_script
 
 PRECISION = 1e-5
-"""ZeRO keeps its weights in single precision, whatever the model's."""
+"""ZeRO keeps its weights in single precision, whatever the model's precision."""
 
 
 def run(script: str, folder: Path, ranks: int, **environment: str) -> list[Any]:
@@ -33,11 +33,11 @@ def run(script: str, folder: Path, ranks: int, **environment: str) -> list[Any]:
     "kinds", ["plain,windows,plain updates", "accelerate,trainer", "accelerate updates,trainer updates"]
 )
 def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path, kinds: str, ranks: int) -> None:
-    """Checks: WEIGHT, COVER, ALIGN, UPDATE. Stages 1, 2 and 3: the loss of every update, too; of two ranks one idles from the
-    middle of the epoch on; an update holds the samples that it should; nobody is warned by us."""
+    """Checks: WEIGHT, COVER, ALIGN, UPDATE. Stages 1, 2 and 3, including each update's loss. One of two ranks idles from the
+    middle of the epoch on. An update holds the samples that it should, and we print no warning."""
     # https://github.com/modelscope/ms-swift/issues/8102
     found = run("train_deepspeed.py", tmp_path, ranks, ODB_KINDS=kinds)
-    # The model of these tests takes no num_items_in_batch.
+    # The model of these tests does not take num_items_in_batch.
     for rank in found:
         assert [text for text in rank.pop("said") if "takes no num_items_in_batch" not in text] == []
     for kind in kinds.split(","):
@@ -69,7 +69,7 @@ def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path, kind: str, rank
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_stages_1_and_2_read_each_others_checkpoints_and_stage_3_its_own(tmp_path: Path, ranks: int) -> None:
-    """Checks: RESUME. A change from or to stage 3 is refused by DeepSpeed itself, without a word."""
+    """Checks: RESUME. DeepSpeed itself refuses a change from or to stage 3, without a message."""
     for found in run("resume_deepspeed.py", tmp_path, ranks, ODB_KIND="stages"):
         assert len(found) == 6
         for change, run_on in found.items():
@@ -83,7 +83,7 @@ def test_stages_1_and_2_read_each_others_checkpoints_and_stage_3_its_own(tmp_pat
 
 
 def test_an_engine_that_counts_other_batches_to_an_update_is_to_count_none() -> None:
-    """With update_samples the loader takes no accumulation_steps, so the same number in both would be refused as well."""
+    """With update_samples the loader takes no accumulation_steps, so the same number in both would also be refused."""
     engine: Any = SimpleNamespace(gradient_accumulation_steps=lambda: 4)
     with (
         ODBDataLoader(
@@ -119,7 +119,7 @@ REFUSED_ON_SEVERAL = {
 
 @pytest.mark.parametrize(("stage", "ranks"), [(1, 1), (2, 2), (3, 2)])
 def test_a_newcomers_mistake_is_right_or_refused_on_every_rank(tmp_path: Path, stage: int, ranks: int) -> None:
-    """Checks: WEIGHT, COVER. Nothing is silently wrong: weights and schedules are as they should be, or somebody says what to
+    """Checks: WEIGHT, COVER. Nothing is silently wrong: weights and schedules are as they should be, or a message says what to
     do."""
     wanted = REFUSED | (REFUSED_ON_SEVERAL if ranks > 1 else {})
     for found in run("mistakes_deepspeed.py", tmp_path, ranks, ODB_STAGE=str(stage)):

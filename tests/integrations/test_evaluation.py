@@ -1,4 +1,4 @@
-"""Evaluation over uneven ranks, in every framework: each sample once, and metrics that no replay or padding has touched."""
+"""Evaluation on uneven ranks, in every framework: each sample once, and metrics without replays or padding."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ GIVEN = {**READ, "shard": "given"}
 
 
 def compute_alone() -> float:
-    """The mean loss over all supervised tokens, in one process."""
+    """Returns the mean loss over all supervised tokens, in one process."""
     batch = collate([get_sample(number) for number in ALL])
     with torch.no_grad():
         return float(Model()(batch["input_ids"], batch["labels"])["loss"])
 
 
 def check(runs: list[Any]) -> None:
-    """Checks that every rank knows of each sample once, and of the mean loss."""
+    """Checks that every rank has each sample once, and the mean loss."""
     alone = compute_alone()
     for numbers, loss in runs:
         assert sorted(numbers) == ALL
@@ -72,7 +72,7 @@ def check(runs: list[Any]) -> None:
 
 
 def loop(model: nn.Module, rank: int, reduce: Any) -> Any:
-    """Every rank calls the model in each step, also an idle one: a sharded model gathers its weights there."""
+    """Every rank calls the model in each step, even when idle, because a sharded model gathers its weights there."""
     totals = torch.zeros(2, dtype=torch.float64)
     numbers: list[int] = []
     with ODBDataLoader(make_shard(rank), **nested(**GIVEN)) as loader, torch.no_grad():
@@ -133,7 +133,7 @@ def test_one_process_gathers_what_it_has() -> None:
 
 
 class Speaking(Model):
-    """Shows the samples that it has seen, as a model says its logits; takes a token count, as the models of transformers do."""
+    """Returns its samples as a model returns logits, and takes a token count, as the models of transformers do."""
 
     accepts_loss_kwargs = True
 
@@ -145,7 +145,7 @@ class Speaking(Model):
 
 
 def judge(prediction: Any) -> dict[str, Any]:
-    """What a metric sees: labels padded with -100 to the longest of all."""
+    """Returns what a metric sees: labels padded with -100 to the longest of all."""
     numbers, lengths, rows = prediction.predictions
     assert len(numbers) == len(lengths) == len(rows) == len(prediction.label_ids)
     for number, length, row, labels in zip(numbers, lengths, rows, prediction.label_ids, strict=True):
@@ -157,7 +157,7 @@ def judge(prediction: Any) -> dict[str, Any]:
 
 
 class Batches:
-    """A metric that is told of one batch after another, and which is the last."""
+    """A metric that is called with one batch after another, and told which is the last."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -198,11 +198,11 @@ def evaluate_trainer(rank: int, world_size: int, folder: Path) -> Any:
     trainer.compute_metrics = batches
     for _ in range(2):
         assert trainer.evaluate()["eval_numbers"] == found[-1][0]
-    # Training goes on as if nobody had evaluated.
+    # Training continues as if there had been no evaluation.
     trainer.args.eval_strategy, trainer.args.eval_steps = "steps", 1
     trainer.train()
     assert [log["eval_numbers"] for log in trainer.state.log_history if "eval_numbers" in log] == 2 * [found[-1][0]]
-    # The Trainer's own: each sample once as well, but not the loss.
+    # The Trainer's own evaluation also has each sample once, but not the loss.
     odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS)
     own = make_trainer(rank, folder, kind=ODBTrainer, odb=odb, model=Speaking(), eval_dataset=Samples(ALL))
     own.compute_metrics = judge
@@ -212,7 +212,7 @@ def evaluate_trainer(rank: int, world_size: int, folder: Path) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_trainer_evaluates_each_sample_once(tmp_path: Path, world_size: int) -> None:
-    """Checks: COVER, ONCE. Given shards of 23 and 8, and one data set shared out."""
+    """Checks: COVER, ONCE. With given shards of 23 and 8, and with one data set divided among ranks."""
     values = get_values(run_ranks(world_size, evaluate_trainer, world_size, tmp_path))
     for runs in zip(*(value[0] for value in values), strict=True):
         check(list(runs))
@@ -220,7 +220,7 @@ def test_the_trainer_evaluates_each_sample_once(tmp_path: Path, world_size: int)
 
 
 class Told(nn.Module):
-    """A model whose loss of a token is its number."""
+    """A model whose loss of a token is the token's number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ def test_the_trainers_own_loss_is_a_mean_of_means(tmp_path: Path) -> None:
 
 
 class Judged(pl.LightningModule):
-    """Evaluates in each of the three ways; gathers sample numbers by torchmetrics and by this library."""
+    """Evaluates in each of the three ways. Gathers sample numbers with torchmetrics and with this library."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ def evaluate_lightning(rank: int, world_size: int, folder: Path) -> Any:
             found.append((list(module.gathered), metrics["loss"]))
         trainer.predict(module, [loader])
         found.append((list(module.gathered), found[0][1]))
-        trainer.fit(module, training, loader)  # with two batches of validation as a check before
+        trainer.fit(module, training, loader)  # with two batches of validation as a check beforehand
         assert sorted(module.gathered) == ALL
         with pytest.raises(UsageError, match="not an EvaluationLoader"):
             get_step_info(module, 0)
@@ -310,7 +310,7 @@ def evaluate_lightning(rank: int, world_size: int, folder: Path) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_lightning_evaluates_each_sample_once(tmp_path: Path, world_size: int) -> None:
-    """Checks: COVER, ONCE. Validation, also within training, tests, predictions."""
+    """Checks: COVER, ONCE. Validation, also during training, tests and predictions."""
     # https://github.com/Lightning-AI/pytorch-lightning/issues/20404
     values = get_values(run_ranks(world_size, evaluate_lightning, world_size, tmp_path))
     for runs in zip(*values, strict=True):
@@ -318,7 +318,7 @@ def test_lightning_evaluates_each_sample_once(tmp_path: Path, world_size: int) -
 
 
 class Ones(Judged):
-    """Its mean is 1, whatever the weights, of which it keeps the sum."""
+    """Its mean is 1 for any weights, and it keeps the sum of the weights."""
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         info = get_step_info(self, batch_idx, dataloader_idx)
@@ -333,7 +333,7 @@ def evaluate_ones(rank: int, folder: Path) -> Any:
     for left_out in range(6):
         numbers = ALL[left_out:]
         with EvaluationLoader(Samples(numbers), **nested(**READ)) as loader:
-            # The name of the only one of several loaders is not a part of the metrics' names.
+            # The name of a single loader is not part of the metrics' names.
             (metrics,) = trainer.validate(Ones(), {"one": loader}, verbose=False)
             found.append((metrics["mean"], metrics["sum"]))
     return found
@@ -341,14 +341,14 @@ def evaluate_ones(rank: int, folder: Path) -> Any:
 
 @pytest.mark.slow
 def test_lightning_weighs_by_totals_that_ranks_do_not_divide(tmp_path: Path) -> None:
-    """Lightning takes the mean of weights over the ranks, rounded if they are integers. And loaders have names."""
+    """Lightning averages weights over the ranks, rounded if they are integers. Loaders have names."""
     for value in get_values(run_ranks(2, evaluate_ones, tmp_path)):
         assert {total % 2 for _, total in value} == {0, 1}
         assert [mean for mean, _ in value] == pytest.approx([1] * 6, rel=1e-12)
 
 
 class Careless(Judged):
-    """Asks nobody what belongs to a batch."""
+    """Does not ask for the step information of a batch."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("loss", self.model(batch["input_ids"], batch["labels"])["loss"], batch_size=len(batch["numbers"]))
@@ -383,7 +383,7 @@ def evaluate_carelessly(rank: int, world_size: int, folder: Path) -> dict[str, s
 def test_lightning_evaluates_on_an_evaluation_loader_that_is_asked_and_on_nothing_else(
     tmp_path: Path, world_size: int
 ) -> None:
-    """On every rank alike, before anything is counted twice; by whatever entry."""
+    """On every rank alike, before anything is counted twice, through any entry point."""
     values = get_values(run_ranks(world_size, evaluate_carelessly, world_size, tmp_path))
     for value in values:
         for case, said in value.items():

@@ -1,4 +1,4 @@
-"""The frameworks' examples run as their first lines say, and do what they say."""
+"""The frameworks' examples run as their first lines say, and do what they promise."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_example_trains_on_every_sample(
 
 
 def run_titan(folder: Path, kind: str, *arguments: str) -> list[list[tuple[str, list[int]]]]:
-    """The updates of each rank: rate, loss and weights, and the samples of the rank."""
+    """Returns the updates of each rank: rate, loss and weights, and the samples of the rank."""
     from tests.torch.test_examples import EXAMPLES, run_example
 
     if kind == "torchtitan":
@@ -58,8 +58,8 @@ def run_titan(folder: Path, kind: str, *arguments: str) -> list[list[tuple[str, 
 def test_a_hand_written_loop_trains_as_with_fixed_batches_and_goes_on_where_it_was_saved(
     tmp_path: Path, kind: str
 ) -> None:
-    """Checks: UPDATE, WEIGHT, RESUME, COVER, ALIGN. After every update the rate, loss and weights of the same loop with fixed
-    batches, of the same samples, though it stops and goes on in the middle of an epoch.
+    """Checks: UPDATE, WEIGHT, RESUME, COVER, ALIGN. After every update rate, loss and weights equal those of the same loop with
+    fixed batches of the same samples, although it stops and resumes in the middle of an epoch.
 
     ``ODB_TORCHTITAN_PYTHON`` names the Python of an environment with torchtitan.
     """

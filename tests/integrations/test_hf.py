@@ -45,7 +45,7 @@ AUTO = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, updates_per_e
 
 
 class Recorder(ODBTrainer):
-    """Notes which samples each update trained on."""
+    """Records the samples of each update."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,7 +54,7 @@ class Recorder(ODBTrainer):
 
     def note(self, inputs: Any) -> None:
         numbers = inputs.pop("numbers").tolist()
-        if STEP_INFO in inputs:  # else it evaluates
+        if STEP_INFO in inputs:  # otherwise it evaluates
             if self.steps % self.args.gradient_accumulation_steps == 0:
                 self.updates.append([])
             self.steps += 1
@@ -68,14 +68,14 @@ class Recorder(ODBTrainer):
 def make_trainer(
     rank: int, folder: Path, *, kind: Any = Recorder, pretend: Callable[[], None] | None = None, **settings: Any
 ) -> Any:
-    """A trainer on this rank's samples; ``pretend`` is called once its arguments have looked for devices."""
+    """Returns a trainer on this rank's samples. ``pretend`` is called once its arguments have looked for devices."""
     names = ("odb", "model", "data_collator", "train_dataset", "eval_dataset")
     arguments = {name: settings.pop(name) for name in names if name in settings}
     odb = arguments.setdefault("odb", GIVEN)
     defaults = {"save_strategy": "no", "num_train_epochs": 1, "lr_scheduler_type": "constant", "logging_steps": 1}
     args = TrainingArguments(
         output_dir=str(folder),
-        # An order of 11 steps, none of them without a supervised token, in whose first epoch rank 1 has a batch above `MOST`.
+        # An order of 11 steps, all with supervised tokens, in whose first epoch rank 1 has a batch above `MOST`.
         data_seed=3,
         use_cpu=True,
         report_to=[],
@@ -108,16 +108,16 @@ def make_llama() -> Any:
 def train_all(rank: int, folder: Path) -> Any:
     return [
         train(rank, folder, eval_dataset=Samples([1, 2, 3, 4]), eval_strategy="steps", eval_steps=5),
-        # The first epoch ends within a window: 11 steps.
+        # The first epoch ends within a window, after 11 steps.
         train(rank, folder, gradient_accumulation_steps=2, num_train_epochs=2),
-        # Takes the Trainer's token count and divides by it, where it is given one.
+        # Takes the Trainer's token count, if there is one, and divides by it.
         train(rank, folder, model=make_llama(), gradient_accumulation_steps=2, max_steps=4, dataloader_num_workers=1),
     ]
 
 
 def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
     """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs,
-    evaluation on the way."""
+    evaluation in between."""
     # https://github.com/huggingface/transformers/pull/34242
     values = get_values(run_ranks(len(SIZES), train_all, tmp_path))
     whole, windows, llama = zip(*values, strict=True)
@@ -125,12 +125,12 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> No
         runs = [run for run, *_ in variant]
         check_coverage(runs, epochs)
         check_weights(runs, Model())
-        # Trained to the end of the epochs, though the estimate was 3 updates in each.
+        # Trained to the end of the epochs, although the estimate was 3 updates in each.
         assert {(steps, epoch) for _, steps, epoch, _ in variant} == {(len(runs[0][0]), epochs)}
     assert [steps for _, steps, *_ in llama] == [4, 4]
     check_weights([run for run, *_ in llama], make_llama(), precision=1e-4)
-    # The logged loss is the mean over all ranks' supervised tokens, for every update: near that of a uniform guess.
-    # And of an evaluation after 5 and 10, and after the last where transformers (not before 5) adds one.
+    # The logged loss is the mean over all ranks' supervised tokens for every update, near that of a uniform guess. Evaluations
+    # are logged after 5 and 10, and after the last if transformers (not before 5) adds one.
     assert {len(losses) - STEPS for *_, losses in whole} <= {2, 3}
     assert all(3.2 < loss < 3.8 for _, _, _, losses in (*whole, *windows, *llama) for loss in losses)
 
@@ -146,11 +146,11 @@ def train_unlogged(rank: int, folder: Path) -> Any:
 
 
 def test_the_loss_of_the_whole_training_is_that_of_all_ranks(tmp_path: Path) -> None:
-    """However seldom it is logged."""
+    """This holds however rarely it is logged."""
     values = get_values(run_ranks(len(SIZES), train_unlogged, tmp_path))
     for each, seldom, bounded in values:
         assert [steps for *_, steps in (each, seldom, bounded)] == [STEPS, STEPS, 7]
-        # Before 5 the Trainer rounds what it logs, and only that.
+        # Before version 5 the Trainer rounds what it logs, and nothing else.
         rounding = 5e-5 if all(loss == round(loss, 4) for loss in each[2]) else 0.0
         assert each[0] == pytest.approx(sum(each[2]) / STEPS, rel=1e-6, abs=rounding)
         assert seldom[0] == seldom[1] == pytest.approx(each[0], rel=1e-6)

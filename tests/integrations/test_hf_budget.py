@@ -1,4 +1,4 @@
-"""The Trainer under a budget that changes: by the step, by a metric, and for want of memory, where a step goes in halves."""
+"""The Trainer with a budget that changes: by step, by a metric, and when memory runs out and a step is halved."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.torch.test_step_guard import FailingBackward, limited_memory
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 MOST = 40
-"""Tokens, of several samples, that a rank can hold."""
+"""The tokens, in several samples, that a rank can hold."""
 ALONE = ODBOptions(
     update_samples=None,
     token_budget=BUDGET_TOKENS,
@@ -58,7 +58,7 @@ FIT = MemoryFit(points=(), base_bytes=0, bytes_per_token=1, limit_bytes=1000, th
 
 
 class Failing(ODBTrainer):
-    """Runs out of memory at four places of a step, and notes what each step was given."""
+    """Runs out of memory at four points in a step, and records what each step received."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -66,10 +66,10 @@ class Failing(ODBTrainer):
         self.injected = 0
         self.updates: list[list[int]] = [[]]
         self.sizes: list[tuple[int, int, int]] = []
-        """By step, the epoch, its round and the tokens of the batch, if it is of several samples."""
+        """By step: the epoch, its round, and the tokens of the batch if it has several samples."""
 
     def has_too_little(self, samples: int, tokens: int) -> bool:
-        """Whether a pass is to fail."""
+        """Returns whether a pass should fail."""
         return self.args.process_index == 1 and samples > 1 and tokens > MOST
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,7 +86,7 @@ class Failing(ODBTrainer):
         numbers, place = inputs.pop("numbers"), ""
         samples = len(numbers)
         if STEP_INFO in inputs and self.odb.survives_out_of_memory:
-            # Others may not be at the same pass: what would be of all ranks is of this one.
+            # Other ranks may not be at the same pass, so gathering concerns only this rank.
             assert torch.equal(self.accelerator.gather_for_metrics(numbers), numbers)
             assert self.accelerator.gather(numbers.sum()).shape == (1,)
         if self.has_too_little(samples, inputs["input_ids"].numel()):
@@ -96,7 +96,7 @@ class Failing(ODBTrainer):
             raise torch.OutOfMemoryError("CUDA out of memory: injected")
         hook = None
         if place == "middle":
-            # On the way back, when the gradients of the layers behind it have been added already.
+            # In the backward pass, when the gradients of later layers have already been added.
             layer = next(item for item in model.modules() if isinstance(item, torch.nn.Linear))
             hook = layer.register_forward_pre_hook(lambda _, inputs: (FailingBackward.apply(inputs[0]),))
         try:
@@ -110,7 +110,7 @@ class Failing(ODBTrainer):
 
 
 class Unlucky(Failing):
-    """Fails on any rank, by chance, to the very end: its budget stays."""
+    """Fails on any rank, by chance, to the very end. Its budget stays."""
 
     def has_too_little(self, samples: int, tokens: int) -> bool:
         return samples > 1 and self.choose.random() < 0.5
@@ -131,7 +131,7 @@ def train(rank: int, folder: Path, **settings: Any) -> Any:
 
 
 def get_largest(sizes: list[tuple[int, int, int]], *, epoch: int, rounds: int = 0) -> int:
-    """The tokens of an epoch's largest batch, after some rounds: in the first one a rank goes by what it accepts itself."""
+    """Returns the tokens of an epoch's largest batch after some rounds. In the first a rank uses the budget it accepts."""
     return max(tokens for of, number, tokens in sizes if of == epoch and number >= rounds)
 
 
@@ -155,7 +155,7 @@ def test_batches_that_do_not_fit_go_in_halves_and_change_no_weight(tmp_path: Pat
     for number, variant in enumerate(zip(*values, strict=True)):
         runs, injected, counts, sizes = zip(*variant, strict=True)
         total = sum(injected)
-        # Counted over all ranks, and the same in everybody's logs.
+        # Counted over all ranks, and equal in every rank's logs.
         assert all(count == counts[0] and count[-1] == total for count in counts)
         if number < len(VARIANTS):
             check_coverage(runs, 2)
@@ -187,7 +187,7 @@ def test_a_sample_that_does_not_fit_alone_ends_training_on_every_rank(tmp_path: 
     assert "does not fit alone" in results[1].text
 
 
-# Where a rank cannot be helped ---------------------------------------------------------------------------------------------
+# If a rank cannot be helped -----------------------------------------------------------------------------------------------
 
 
 def train_sharded(rank: int, folder: Path) -> Any:
@@ -234,18 +234,18 @@ def test_what_cannot_be_halved_is_refused_before_it_fails(tmp_path: Path) -> Non
     assert "a packed row (layout='packed') can be halved only" in result.value, result
 
 
-# Budgets that follow what is measured --------------------------------------------------------------------------------------
+# Budgets that follow measurements -----------------------------------------------------------------------------------------
 
 
 class Adapting(Failing):
-    """Fits always."""
+    """Never runs out of memory."""
 
     def has_too_little(self, samples: int, tokens: int) -> bool:
         return False
 
 
 class Halving:
-    """Halves the budget at the first evaluation, on one rank only, and raised again at the fourth."""
+    """Halves the budget at the first evaluation, on one rank only, and raises it again at the fourth."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -259,7 +259,7 @@ class Halving:
 
 
 def grow(step: int, current: int) -> int:
-    """A budget by the step."""
+    """Returns the budget of a step."""
     return min(BUDGET_TOKENS, 20 + 4 * step)
 
 
@@ -280,8 +280,8 @@ def adapt(rank: int, folder: Path, workers: int, is_by_metric: bool) -> Any:
 
 
 def test_a_budget_by_the_step_or_by_a_metric_is_the_same_on_all_ranks(tmp_path: Path) -> None:
-    """Spec: R15.2, R15.3, R15.4. Checks: BUDGET, COVER, WEIGHT, REPLAY. By the step, with and without workers; what one rank's
-    metric asks for holds on both."""
+    """Spec: R15.2, R15.3, R15.4. Checks: BUDGET, COVER, WEIGHT, REPLAY. By step, with and without workers. What a rank's metric
+    asks for applies on both."""
     cases = [(tmp_path / str(number), *case) for number, case in enumerate(((0, True), (0, False), (2, False)))]
     for folder, *_ in cases:
         folder.mkdir()
@@ -290,7 +290,7 @@ def test_a_budget_by_the_step_or_by_a_metric_is_the_same_on_all_ranks(tmp_path: 
         runs = [run for run, _, _ in found]
         check_coverage(runs, 5 if is_by_metric else 2)
         check_weights(runs, Model())
-        # The checker sees to it that all ranks form the same rounds under the same budget.
+        # The checker checks that all ranks form the same rounds under the same budget.
         verdict = check_traces(sorted(folder.glob("*.ndjson")))
         assert verdict.is_ok, verdict
     seen = [calls for _, _, calls in by_metric]
@@ -299,7 +299,7 @@ def test_a_budget_by_the_step_or_by_a_metric_is_the_same_on_all_ranks(tmp_path: 
     assert [current for _, current in seen[0]] == [BUDGET_TOKENS] * len(seen[0])
     assert [current for _, current in seen[1]][:5] == [BUDGET_TOKENS, *[BUDGET_TOKENS // 2] * 3, 10 * BUDGET_TOKENS]
     for rank, (_, sizes, _) in enumerate(by_metric):
-        # Asked for within the first epoch, and given up in the fourth.
+        # Asked for within the first epoch, and dropped in the fourth.
         assert get_largest(sizes, epoch=2, rounds=rank == 0) <= BUDGET_TOKENS // 2
         assert max(get_largest(sizes, epoch=0), get_largest(sizes, epoch=4)) > BUDGET_TOKENS // 2
     (_, sizes, _), _ = by_step[0]
@@ -309,7 +309,7 @@ def test_a_budget_by_the_step_or_by_a_metric_is_the_same_on_all_ranks(tmp_path: 
 
 
 def lower_once(metrics: dict[str, float], current: int) -> int:
-    """Half of what it is at first."""
+    """Returns half of the initial budget."""
     return min(current, BUDGET_TOKENS // 2)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that the Hugging Face Trainer saves at any hook: what is resumed is the run that was not stopped. Spec: R10."""
+"""Checkpoints that the Hugging Face Trainer saves at any hook. A resumed run equals one that was not stopped. Spec: R10."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.torch.ranks import get_values
 MODES = {"updates": ODBOptions(token_budget=80), "free": ODBOptions(token_budget=80, update_samples=None)}
 HOOKS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
 AT = 3
-"""So many updates are made before a run is stopped: an epoch has more."""
+"""The number of updates before a run is stopped. An epoch has more."""
 
 
 class Stop(TrainerCallback):
-    """Ends training at a hook, and asks for a checkpoint, or saves one at once, as a Trainer told by SIGTERM does."""
+    """Ends training at a hook, and asks for a checkpoint, or saves one at once, as a Trainer does after SIGTERM."""
 
     def __init__(self, hook: str, trainer: Any = None) -> None:
         setattr(self, hook, self.stop)
@@ -46,7 +46,7 @@ class Stop(TrainerCallback):
 
 
 def make_trainer(folder: Path, mode: str | None, **settings: Any) -> Any:
-    """A Trainer; without a mode a plain one."""
+    """Returns a Trainer, which is a plain one without a mode."""
     defaults = {
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 3,
@@ -66,7 +66,7 @@ def get_weights(trainer: Any) -> list[torch.Tensor]:
 
 
 def stop_and_resume(rank: int, folder: Path, mode: str, hook: str, is_direct: bool) -> tuple[float, int]:
-    """Returns by how much the weights of a resumed run differ from those of one that was not stopped, and its updates."""
+    """Returns the difference of the weights between a resumed run and one that was not stopped, and its updates."""
     whole = make_trainer(folder / "whole", mode)
     whole.train()
     first = make_trainer(folder / "parts", mode)
@@ -84,14 +84,14 @@ CASES += [(mode, hook, True) for mode in MODES for hook in ("on_step_begin", "on
 
 
 def test_a_run_stopped_at_any_hook_is_resumed_where_it_was(tmp_path: Path) -> None:
-    """Checks: ONCE, COVER. An update that is read and not made is not in the checkpoint."""
+    """Checks: ONCE, COVER. An update that was read but not made is not in the checkpoint."""
     cases = [(tmp_path / str(number), *case) for number, case in enumerate(CASES)]
     found = [get_values(results)[0] for results in run_each(1, stop_and_resume, cases)]
     assert dict(zip(CASES, found, strict=True)) == dict.fromkeys(CASES, (0, 0))
 
 
 def go_on_alone(rank: int, folder: Path) -> list[Any]:
-    """Returns the state that a run has as it goes on from two ranks' checkpoint, and that of the checkpoint."""
+    """Returns the state of a run that resumes from two ranks' checkpoint, and the state in the checkpoint."""
     trainer = make_trainer(folder, "updates", gradient_accumulation_steps=6)
     (checkpoint,) = folder.glob("checkpoint-*")
     trainer.add_callback(Stop("on_step_begin"))
@@ -106,7 +106,7 @@ def stop(rank: int, folder: Path) -> None:
 
 
 def test_a_checkpoint_saved_at_once_by_another_number_of_ranks_can_be_resumed(tmp_path: Path) -> None:
-    """What the ranks before have left in the folder is gone. 45 samples are listed as the 48 that two ranks share evenly."""
+    """Files of the earlier ranks are gone. 45 samples are listed as the 48 that two ranks share evenly."""
     get_values(run_ranks(2, stop, tmp_path))
     (states,) = get_values(run_ranks(1, go_on_alone, tmp_path))
     assert len(states) == 1
@@ -114,8 +114,8 @@ def test_a_checkpoint_saved_at_once_by_another_number_of_ranks_can_be_resumed(tm
 
 @pytest.mark.parametrize("changed", [{"gradient_accumulation_steps": 6}, {"per_device_train_batch_size": 4}])
 def test_an_epoch_does_not_go_on_with_other_updates(tmp_path: Path, changed: dict[str, int]) -> None:
-    """Checks: COVER. With updates of twice the samples the Trainer takes the 5th of 8 for one behind the epoch's last, and what
-    is left of it was trained on by nobody."""
+    """Checks: COVER. With updates of twice the samples the Trainer takes the 5th of 8 for one after the epoch's last. The rest
+    of the epoch would not be trained on."""
     if "per_device_train_batch_size" in changed and not HAS_TOKEN_COUNT:
         pytest.skip("an earlier Trainer keeps the batch size of the checkpoint")
     make_trainer(tmp_path, "updates", save_strategy="steps", save_steps=5, max_steps=5).train()
@@ -134,8 +134,8 @@ def test_a_checkpoint_that_is_not_there_is_told_from_one_without_a_loader(tmp_pa
 
 
 def go_on_from_plain(rank: int, folder: Path) -> list[tuple[float, bool]]:
-    """Returns, for each checkpoint, by how much the weights that ours ends with differ from the plain Trainer's, and whether
-    both have logged the same epochs and rates.
+    """Returns for each checkpoint the difference of our final weights from the plain Trainer's, and whether both logged equal
+    epochs and rates.
     """
     settings = {"num_train_epochs": 2, "logging_steps": 1, "max_grad_norm": 0.5}
     plain = make_trainer(folder, None, save_strategy="steps", save_steps=1, **settings)
@@ -157,7 +157,7 @@ def go_on_from_plain(rank: int, folder: Path) -> list[tuple[float, bool]]:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_plain_trainers_checkpoint_goes_on_as_the_plain_run(tmp_path: Path, world_size: int) -> None:
-    """Checks: UPDATE, COVER. Inside the first epoch of eight updates, at its end, and inside the second; it was refused."""
+    """Checks: UPDATE, COVER. Inside the first epoch of eight updates, at its end, and inside the second. It was refused."""
     for found in get_values(run_ranks(world_size, go_on_from_plain, tmp_path)):
         assert all(error < 1e-6 and is_same for error, is_same in found)
 

@@ -1,4 +1,4 @@
-"""What LLaMA-Factory's settings are refused for, and a run that is not ours: with a stand-in for its modules."""
+"""LLaMA-Factory settings that are refused, and runs without our trainer, with a stand-in for its modules."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_fits_becomes_options() -> None:
 
 
 def test_ray_is_found_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LLaMA-Factory knows it by nothing else."""
+    """LLaMA-Factory detects it by nothing else."""
     monkeypatch.setenv("USE_RAY", "1")
     with pytest.raises(UsageError, match="use_ray starts other processes"):
         make_settings("sft", {}, {})
@@ -56,7 +56,7 @@ def test_ray_is_found_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A stand-in whose ``run_exp`` makes no trainer of the class that is replaced: what it was told."""
+    """Returns the calls of a stand-in whose ``run_exp`` makes no trainer of the class that is replaced."""
     told: list[Any] = []
     trainer = type("CustomSeq2SeqTrainer", (), {})
     parts: dict[str, dict[str, Any]] = {
@@ -83,7 +83,7 @@ def test_a_run_that_made_no_trainer_of_ours_is_no_success(ran: list[Any]) -> Non
 
 
 class Storing(Trainer):  # type: ignore[misc]
-    """Stores a metric of each pass, as LLaMA-Factory's for pairs: the loss, which is logged weighed."""
+    """Stores a metric of each pass, as LLaMA-Factory's trainer for pairs does: the loss, which is logged weighted."""
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(*args, **kwargs)
@@ -96,7 +96,7 @@ class Storing(Trainer):  # type: ignore[misc]
 
 
 def test_metrics_of_micro_batches_are_weighed_as_their_loss(tmp_path: Path) -> None:
-    """Checks: WEIGHT. They were stored for each micro-batch, of which the trainer takes the mean: long pairs counted more."""
+    """Checks: WEIGHT. They used to be stored for each micro-batch, and the trainer's mean over these favoured long pairs."""
     args = TrainingArguments(
         str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no", max_steps=3, logging_steps=1,
         per_device_train_batch_size=4, gradient_accumulation_steps=3,

@@ -1,4 +1,4 @@
-"""Losses that are not a mean over the labels that are predicted from the token before: what is weighed, and what is said."""
+"""Losses other than a mean over labels predicted from the token before: what is weighted, and what is warned of."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COUNT = 12
 
 
 class Prompted(LlamaForCausalLM):  # type: ignore[misc]
-    """A model under PEFT's prompt tuning: two virtual tokens stand before each row."""
+    """A model under PEFT's prompt tuning, with two virtual tokens before each row."""
 
     active_peft_config = SimpleNamespace(is_prompt_learning=True, peft_type="PROMPT_TUNING")
     loss_type = "ForCausalLM"
@@ -46,7 +46,7 @@ class Prompted(LlamaForCausalLM):  # type: ignore[misc]
 
 
 def train(folder: Path, odb: ODBOptions | None, model: Any, kind: type = Trainer, **settings: Any) -> Any:
-    """Returns the Trainer after an update of all samples, and what was said."""
+    """Returns the Trainer after an update of all samples, and its warnings."""
     defaults = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_grad_norm": 0}
     args = TrainingArguments(
         str(folder), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no", max_steps=1, logging_steps=1,
@@ -62,7 +62,7 @@ def train(folder: Path, odb: ODBOptions | None, model: Any, kind: type = Trainer
 
 
 def test_the_label_that_virtual_tokens_predict_is_counted(tmp_path: Path) -> None:
-    """Checks: WEIGHT. Weights depended on the token budget; a plain Trainer divides by the other labels alone."""
+    """Checks: WEIGHT. Weights used to depend on the token budget. A plain Trainer divides only by the other labels."""
     torch.manual_seed(0)
     start = Prompted(make_model().config).double().state_dict()
     found = []
@@ -88,7 +88,7 @@ def test_what_stands_in_no_row_predicts_no_label_in_it() -> None:
 
 
 class OfTrl(Trainer):  # type: ignore[misc]
-    """A Trainer of TRL, which divides a routers' loss by the micro-batches of an update itself."""
+    """A Trainer of TRL, which itself divides a routers' loss by the micro-batches of an update."""
 
     __module__ = "trl.trainer.sft_trainer"
 
@@ -105,7 +105,7 @@ def test_a_routers_loss_is_said_to_depend_on_the_micro_batches(
 
 
 class Unpassed(Trainer):  # type: ignore[misc]
-    """Does not pass num_items_in_batch to a model that takes it: LLaMA-Factory's, where a model has a processor."""
+    """Does not pass num_items_in_batch to a model that takes it, as LLaMA-Factory's does if a model has a processor."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -114,7 +114,7 @@ class Unpassed(Trainer):  # type: ignore[misc]
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_trainer_that_passes_no_number_is_said_to_weigh_micro_batches(tmp_path: Path, steps: int) -> None:
-    """With one micro-batch an update they are the same; the model takes the number, and was said not to."""
+    """With one micro-batch per update there is no difference. The message used to claim that the model takes no number."""
     settings = {"per_device_train_batch_size": COUNT // steps, "gradient_accumulation_steps": steps}
     found = [train(tmp_path, odb, make_model(), Unpassed, **settings) for odb in (None, ODBOptions(token_budget=80))]
     assert ("LlamaForCausalLM is not passed num_items_in_batch" in found[1][1]) is (steps > 1)
@@ -145,7 +145,7 @@ def test_noise_that_depends_on_padding_is_said_to_be_larger(tmp_path: Path, alph
 
 
 class Answers(Texts):
-    """As after a prompt: no first label is counted, which a plain Trainer before transformers 5.10 divides by too."""
+    """Samples like answers to a prompt: no first label counts. A plain Trainer before transformers 5.10 divides by it too."""
 
     def __getitem__(self, index: int) -> Any:
         sample = super().__getitem__(index)
@@ -153,7 +153,7 @@ class Answers(Texts):
 
 
 class Calling(Trainer):  # type: ignore[misc]
-    """Calls its loss function by itself, which takes no number: LLaMA-Factory's ASFT."""
+    """Calls its loss function itself, which takes no number, as in LLaMA-Factory's ASFT."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, compute_loss_func=causal_mean, **kwargs | {"train_dataset": Answers(COUNT)})
@@ -167,7 +167,7 @@ def causal_mean(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def test_a_trainer_may_call_its_loss_function_by_itself(tmp_path: Path) -> None:
-    """Checks: WEIGHT. It was told num_items_in_batch, and raised a TypeError."""
+    """Checks: WEIGHT. It used to be given num_items_in_batch, and raised a TypeError."""
     settings = {"per_device_train_batch_size": COUNT, "gradient_accumulation_steps": 1}
     found = []
     for odb in (None, ODBOptions(token_budget=80)):
@@ -180,7 +180,7 @@ def test_a_trainer_may_call_its_loss_function_by_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_loss_of_pairs_is_said_to_count_each_pair_alike(tmp_path: Path, steps: int) -> None:
-    """A plain Trainer weighs a last micro-batch of fewer pairs as any other, though its model counts labels."""
+    """A plain Trainer weighs a last micro-batch with fewer pairs like any other, although its model counts labels."""
     odb = ODBOptions(token_budget=80, **PAIRS)  # type: ignore[arg-type]
     trainer, said = train(tmp_path, odb, make_model(), gradient_accumulation_steps=steps)
     assert trainer.model_accepts_loss_kwargs

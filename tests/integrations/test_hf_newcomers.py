@@ -1,4 +1,4 @@
-"""What somebody new to the Trainer's integration may get wrong: it works, or an error or a warning says what to do."""
+"""Mistakes that newcomers to the Trainer's integration may make: they work, or an error or a warning says what to do."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Own(Recorder):
 
 
 class Adding(Recorder):
-    """Adds a term to the loss that it is given."""
+    """Adds a term to the loss it receives."""
 
     def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
         return super().compute_loss(model, inputs, **kwargs) + 1.0
@@ -68,7 +68,7 @@ def use_own_losses(rank: int, folder: Path) -> Any:
 
 
 def test_a_loss_is_weighed_with_all_that_a_subclass_makes_of_it(tmp_path: Path) -> None:
-    """Checks: WEIGHT. A term that was added behind the weight counted once for each micro-batch, and for each idle replay."""
+    """Checks: WEIGHT. A term added after the weight used to count once for each micro-batch, and for each idle replay."""
     values = get_values(run_ranks(len(SIZES), use_own_losses, tmp_path))
     for variant in zip(*values, strict=True):
         runs = [run for run, *_ in variant]
@@ -106,7 +106,7 @@ def read_streams(rank: int, folder: Path) -> Any:
 
 
 def test_a_stream_that_all_ranks_read_alike_is_refused(tmp_path: Path) -> None:
-    """Checks: ONCE, COVER. The Trainer's own loader shares a stream out, so nobody expects to have to."""
+    """Checks: ONCE, COVER. The Trainer's own loader divides a stream among ranks, so users do not expect to have to."""
     values = get_values(run_ranks(len(SIZES), read_streams, tmp_path))
     for said, _ in values:
         assert all("Stream is iterable, so each of 2 ranks reads what it is given" in text for text in said)
@@ -127,7 +127,7 @@ def misunderstand(rank: int, folder: Path) -> Any:
 
 
 class Plain(Trainer):  # type: ignore[misc]
-    """A Trainer that somebody else has made."""
+    """A third party's Trainer."""
 
     def __init__(self, *args: Any, odb: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -32,7 +32,7 @@ PAIRED = ODBOptions(
 
 
 class Checked:
-    """Looks at what each pass is given."""
+    """Checks what each pass receives."""
 
     def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
         check_pairs(inputs)

@@ -41,7 +41,7 @@ TIMES |= {"train_tokens_per_second"}
 
 
 LOG = 1e-9 if HAS_TOKEN_COUNT else 1.01e-4
-"""How much losses of two logs may differ: an earlier Trainer rounds them to four digits."""
+"""How much losses of two logs may differ. An earlier Trainer rounds them to four digits."""
 
 
 class Texts(Dataset[Any]):
@@ -71,13 +71,13 @@ def collate(samples: list[Any]) -> Any:
 def make_model() -> Any:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    # With a cache to fill, transformers before 5 has the samples of a packed row see one another.
+    # With a cache to fill, samples of a packed row attend to each other in transformers before 5.
     config = LlamaConfig(vocab_size=32, attn_implementation="eager", use_cache=False, **sizes)
     return LlamaForCausalLM(config).double()
 
 
 class Watch(TrainerCallback):
-    """Notes what a user's callback sees."""
+    """Records what a user's callback sees."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -102,11 +102,11 @@ class Watch(TrainerCallback):
 
 
 SKIPPING = ("Fast-forwarding", "Will skip", "Continuing training from")
-"""How a plain Trainer goes on: it reads again what it has trained on, and says how much. The loader knows its place."""
+"""Messages of a plain Trainer that resumes: it reads again what it trained on, and reports how much. The loader does not."""
 
 
 class Banner(logging.Handler):
-    """Notes what a Trainer says before it trains."""
+    """Records what a Trainer logs before it trains."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -178,8 +178,8 @@ class Failing:
 def compare(
     tmp_path: Path, world_size: int, resume: str = "", before: int = 0, odb: ODBOptions | None = None, **settings: Any
 ) -> list[Any]:
-    """Trains twice, plainly and with ours, and compares what is logged and said but for times, what callbacks see, and the
-    weights. What ours has found, by rank.
+    """Trains with the plain Trainer and with ours. Compares logs and messages without times, what callbacks see, the weights.
+    Returns our results by rank.
     """
     given = settings | ({"lr_scheduler_type": "constant"} if resume else {})
     first = given | {"save_strategy": "steps", "save_steps": before, "max_steps": before}
@@ -198,10 +198,10 @@ def compare(
             assert mine[key] == pytest.approx(entry[key], rel=1e-6, abs=LOG), key
     assert "***** Running training *****" in plain["banner"]
     assert ours["banner"] == plain["banner"]
-    # Inside an epoch that goes on, its last update counts the batches of any, of which all but one are empty.
+    # In an epoch that is resumed, the last update counts the batches of any update, of which all but one are empty.
     kept = [[event for event in run["seen"] if not (resume and event[0] == "substep")] for run in (ours, plain)]
     assert kept[0] == kept[1]
-    # Losses are of float32 in transformers, and AdamW takes gradients near 0 up.
+    # Losses are computed in float32 in transformers, and AdamW amplifies gradients near 0.
     assert ours["weights"] == pytest.approx(plain["weights"], rel=1e-5, abs=1e-6)
     return found[1]
 
@@ -229,7 +229,7 @@ def test_the_log_and_the_weights_are_those_of_the_plain_trainer(
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [3, 6])
 def test_a_checkpoint_goes_on_as_the_plain_trainers(tmp_path: Path, before: int) -> None:
-    """Checks: UPDATE, RESUME. In either epoch; callbacks see the same, the epoch's fraction included."""
+    """Checks: UPDATE, RESUME. In either epoch. Callbacks see the same, including the fraction of the epoch."""
     if before == 6 and not HAS_TOKEN_COUNT:
         pytest.skip("an earlier plain Trainer that goes on in its second epoch is not the one that was not stopped")
     compare(tmp_path, 2, resume=f"checkpoint-{before}", before=before)
@@ -238,7 +238,7 @@ def test_a_checkpoint_goes_on_as_the_plain_trainers(tmp_path: Path, before: int)
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_running_out_of_memory_changes_no_update(tmp_path: Path, world_size: int) -> None:
-    """Checks: UPDATE, WEIGHT. Batches go in halves, and the budget falls: the log and the weights stay."""
+    """Checks: UPDATE, WEIGHT. Batches are halved, and the budget falls, but the log and the weights stay the same."""
     odb = ODBOptions(token_budget=160, survives_out_of_memory=True)
     settings = {"samples": 60, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "failing": True}
     found = compare(tmp_path, world_size, odb=odb, **settings)
@@ -246,7 +246,7 @@ def test_running_out_of_memory_changes_no_update(tmp_path: Path, world_size: int
 
 
 class OwnLoader(Trainer):  # type: ignore[misc]
-    """Batches of another size than its arguments say."""
+    """Makes batches of another size than its arguments say."""
 
     def get_train_dataloader(self) -> Any:
         loader = DataLoader(self.train_dataset, batch_size=5, shuffle=True, collate_fn=self.data_collator)
@@ -254,7 +254,7 @@ class OwnLoader(Trainer):  # type: ignore[misc]
 
 
 class Shuffled(IterableDataset[Any]):
-    """A stream in another order in each epoch."""
+    """A stream with a different order in each epoch."""
 
     epoch = 0
 
@@ -262,7 +262,7 @@ class Shuffled(IterableDataset[Any]):
         self.epoch = epoch
 
     def __iter__(self) -> Any:
-        texts = Texts(42)  # whole updates: a plain Trainer carries the rest of a stream over
+        texts = Texts(42)  # whole updates, because a plain Trainer carries the rest of a stream over
         return (texts[index] for index in random.Random(self.epoch).sample(range(42), 42))
 
 
@@ -279,12 +279,12 @@ class Shuffled(IterableDataset[Any]):
 def test_a_loader_of_the_trainers_own_and_a_stream_have_its_updates(
     tmp_path: Path, world_size: int, settings: dict[str, Any]
 ) -> None:
-    """Checks: UPDATE, COVER. Batches of another size lost half of the samples; each epoch of a stream was the first again."""
+    """Checks: UPDATE, COVER. Batches of another size lost half of the samples, and each epoch of a stream was the first."""
     compare(tmp_path, world_size, **settings)
 
 
 def test_a_stream_goes_on_in_the_epoch_in_which_it_was_saved(tmp_path: Path) -> None:
-    """Checks: RESUME, COVER. Inside the first epoch of seven updates, at its end, and inside the next: a stream began again."""
+    """Checks: RESUME, COVER. Inside the first epoch of seven updates, at its end, and inside the next. Streams restarted."""
     odb = ODBOptions(token_budget=80)
     settings = {"data": Shuffled(), "max_steps": 12, "lr_scheduler_type": "constant"}
     first = settings | {"save_strategy": "steps", "save_steps": 1}
@@ -296,7 +296,7 @@ def test_a_stream_goes_on_in_the_epoch_in_which_it_was_saved(tmp_path: Path) -> 
 
 
 class Short(Shuffled):
-    """A stream of seven whole updates and a few samples, for micro-batches of two, three of which are an update."""
+    """A stream of seven whole updates and a few samples, for micro-batches of two. Three of these are an update."""
 
     def __init__(self, rest: int) -> None:
         self.rest = rest
@@ -306,7 +306,7 @@ class Short(Shuffled):
 
 
 def test_a_stream_whose_end_is_carried_over_by_the_plain_trainer_is_said(tmp_path: Path) -> None:
-    """With the third micro-batch, full or not, the plain Trainer makes an update too."""
+    """The plain Trainer also makes an update with the third micro-batch, full or not."""
     settings = {"max_steps": 9, "lr_scheduler_type": "constant"}
     odb = ODBOptions(token_budget=80)
     runs = [{"data": Short(rest), **settings} for rest in (0, 3, 4, 5)]
@@ -318,7 +318,7 @@ def test_a_stream_whose_end_is_carried_over_by_the_plain_trainer_is_said(tmp_pat
 
 
 class Drawing(Trainer):  # type: ignore[misc]
-    """Its sampler draws from torch's own generator, some samples twice."""
+    """Its sampler draws from torch's own generator, and some samples twice."""
 
     def _get_train_sampler(self, *_: Any) -> Any:
         return WeightedRandomSampler([1.0] * 15, 45)
@@ -373,7 +373,7 @@ SAID: list[tuple[dict[str, Any], str]] = [
 
 
 def sum_losses(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
-    """What the Trainer's documentation shows: the sum over what all labels of an update are."""
+    """Sums losses as the Trainer's documentation shows: divided by the number of all labels of an update."""
     logits = outputs["logits"][:, :-1].flatten(0, 1)
     return torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum") / num_items_in_batch
 

@@ -43,7 +43,7 @@ from tests.torch.ranks import get_values
 
 
 class Module(pl.LightningModule):
-    """Notes which samples each update trained on."""
+    """Records the samples of each update."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Module(pl.LightningModule):
 
 
 def make_loader(rank: int | None, steps: int, **options: Any) -> LightningLoader:
-    """Samples of this rank's shard, or, without a rank, of all samples, which the loader shares out."""
+    """Returns a loader of this rank's shard, or, without a rank, of all samples, which the loader divides among ranks."""
     dataset = Samples(range(sum(SIZES))) if rank is None else make_shard(rank)
     shard = {} if rank is None else {"shard": "given"}
     return LightningLoader(
@@ -130,7 +130,7 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> No
 
 
 def test_lightning_refuses_fsdp_1_on_processors() -> None:
-    """It runs nothing else in its place. What it says here is all that is known of it: docs/howto/frameworks/lightning.md."""
+    """Lightning runs nothing else in its place. This message is all that is known of it: docs/howto/frameworks/lightning.md."""
     with pytest.raises(ValueError, match="The strategy `fsdp` requires a GPU accelerator"):
         pl.Trainer(accelerator="cpu", devices=2, strategy=FSDPStrategy(), logger=False)
 
@@ -160,7 +160,7 @@ def resume_alone(rank: int, folder: Path) -> Any:
 
 
 def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
-    """Checks: RESUME, ONCE, COVER, REPLAY. Though Lightning has read ahead; and on one rank instead of two."""
+    """Checks: RESUME, ONCE, COVER, REPLAY. Even though Lightning has read ahead, and on one rank instead of two."""
     values = get_values(run_ranks(len(SIZES), save_and_resume, tmp_path))
     for ((updates, weights), steps), parts, _ in values:
         for saved, part in zip(SAVED.values(), parts, strict=True):
@@ -175,7 +175,7 @@ INTERVALS = Intervals(evaluate_samples=10, save_tokens=150)
 
 
 class Watched(Module):
-    """Notes after which updates it was evaluated, and what was logged and shown meanwhile."""
+    """Records after which updates it was evaluated, and what was logged and shown in the meantime."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ def watch(rank: int, folder: Path) -> Any:
 
 
 def test_it_evaluates_and_saves_by_samples_and_shows_how_far_it_is(tmp_path: Path) -> None:
-    """On all ranks with the same update, after a checkpoint, too; the bar's end is the epoch's in the end."""
+    """On all ranks at the same update, also after a checkpoint. At the end, the bar's end is the epoch's."""
     values = get_values(run_ranks(len(SIZES), watch, tmp_path))
     for rank, ((infos, evaluated, shown, samples, _), (rest, again, shown_again, *ends)) in enumerate(values):
         wanted, kept = find_due(infos, samples=10, tokens=150)

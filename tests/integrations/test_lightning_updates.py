@@ -1,4 +1,4 @@
-"""Lightning with ``update_samples``: the run that plain Lightning is with fixed batches, weights and schedule alike."""
+"""Lightning with ``update_samples`` runs like plain Lightning with fixed batches, with the same weights and schedule."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ UPDATE = RANKS * PER_RANK * ACCUMULATED
 
 
 class Module(pl.LightningModule):
-    """Every sample counts alike. Notes weights and rate of every update."""
+    """Every sample counts equally. Records weights and rate of every update."""
 
     def __init__(self, is_plain: bool) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def fit(folder: Path, loader: Any, *, resume: str = "", callbacks: Any = (), **s
         **{"max_epochs": EPOCHS} | settings,
     )
     trainer.fit(module, loader, ckpt_path=resume or None)
-    assert module.expected == trainer.global_step  # what a schedule goes by
+    assert module.expected == trainer.global_step  # the number that a schedule uses
     return module.updates, trainer.global_step
 
 
@@ -116,7 +116,7 @@ def test_weights_rates_and_counts_are_those_of_plain_lightning(tmp_path: Path) -
 
 
 class Failing(Module):
-    """Fails in the batch of a number, or notes the samples of each; asks for no idle batch."""
+    """Fails in a given batch, or records the samples of each. It asks for no idle batch."""
 
     def __init__(self, at: int = -1) -> None:
         super().__init__(is_plain=False)
@@ -134,7 +134,7 @@ class Failing(Module):
 
 
 class Saving(pl.Callback):
-    """Saves when training starts, and before and after each batch: after which update."""
+    """Saves when training starts, and before and after each batch, and records after which update."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -151,7 +151,7 @@ class Saving(pl.Callback):
 def run_alone(
     folder: Path, module: Failing, callbacks: Any, resume: str | None = None, *, accumulated: int = 1, **options: Any
 ) -> Any:
-    """The weights after each update. The callbacks stand before the loader's."""
+    """Returns the weights after each update. The callbacks come before the loader's."""
     with make_loader(accumulation_steps=accumulated, **options) as loader:
         settings = {"max_epochs": 2, "accumulate_grad_batches": accumulated}
         trainer = make_trainer(folder, 1, callbacks=[*callbacks, loader.callback], **settings)
@@ -171,7 +171,7 @@ def break_off_and_go_on(rank: int, folder: Path, options: dict[str, Any]) -> Non
     saving, whole = Saving(folder), Failing()
     expected = run_alone(folder, whole, [saving], **options)
     assert sorted(number for _, numbers in whole.seen for number in numbers) == sorted(2 * [*range(SAMPLES)])
-    for path, step in [*saving.saved.items()][::3]:  # by turns before and after a batch
+    for path, step in [*saving.saved.items()][::3]:  # alternately before and after a batch
         check_same(run_alone(folder, Failing(), [], path, **options), expected[step:])
     first, second = (sum(epoch == number for epoch, _ in whole.seen) for number in range(2))
     assert second > first or options.get("update_samples", UPDATE) is None
@@ -183,8 +183,8 @@ def break_off_and_go_on(rank: int, folder: Path, options: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("options", [{"shuffle": True, "seed": 1}, {"update_samples": None, "window": 8}])
 def test_a_checkpoint_of_any_moment_goes_on_exactly(options: Any, tmp_path: Path) -> None:
-    """Checks: RESUME, ONCE. Inside an update too, and though callbacks save before the loader's hears of the batch. Nor is a
-    batch made up where an epoch has more of them than the one before.
+    """Checks: RESUME, ONCE. Also inside an update, and although callbacks save before the loader's sees the batch. No batch is
+    made up if an epoch has more batches than the one before.
     """
     get_values(run_ranks(1, break_off_and_go_on, tmp_path, options))
 
@@ -255,7 +255,7 @@ def misuse(rank: int, folder: Path) -> list[str]:
 
 
 def test_what_counts_micro_batches_is_refused(tmp_path: Path) -> None:
-    """And what else would train otherwise than it says."""
+    """Anything else that would train differently from its settings is refused too."""
     (value,) = get_values(run_ranks(1, misuse, tmp_path))
     for wanted, said in value:
         assert wanted in said
@@ -282,7 +282,7 @@ def test_what_changes_nothing_is_allowed(tmp_path: Path) -> None:
 
 
 class Hooked(Failing):
-    """Counts the zeroing of gradients; evaluates, and notes after which updates it did."""
+    """Counts how often gradients are zeroed. Evaluates, and records after which updates it did."""
 
     def __init__(self, at: int = -1) -> None:
         super().__init__(at)
@@ -299,7 +299,7 @@ class Hooked(Failing):
 
 
 def fit_often(rank: int, folder: Path) -> None:
-    """In one Trainer and in several, with evaluations of a checkpoint between."""
+    """Fits in one Trainer and in several, with evaluations of a checkpoint in between."""
     be_quiet()
     seen = [(epoch, number) for epoch in range(4) for number in range(SAMPLES)]
 
@@ -333,7 +333,7 @@ def fit_often(rank: int, folder: Path) -> None:
 
 
 def test_one_trainer_fits_often(tmp_path: Path) -> None:
-    """Checks: ONCE, COVER. Each epoch once, and gradients are zeroed once an update."""
+    """Checks: ONCE, COVER. Each epoch comes once, and gradients are zeroed once an update."""
     get_values(run_ranks(1, fit_often, tmp_path))
 
 
@@ -384,7 +384,7 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 
 
 def ask(rank: int, folder: Path) -> Any:
-    """How many updates a module expects, where their size is not fixed."""
+    """Returns how many updates a module expects if their size is not fixed."""
     be_quiet()
     expected = []
     for data, settings in ((Numbers(0, 24), {}), (Stream(), {"max_steps": 3}), (Stream(), {})):

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's own stages, started from its own settings, on one and two ranks.
+"""LLaMA-Factory's own stages, started with its own settings, on one and two ranks.
 
 ``ODB_LLAMAFACTORY_PYTHON`` names the Python of an environment with it: ``python -m venv lf && lf/bin/pip install ...``.
 """
@@ -15,7 +15,7 @@ from tests.integrations.environments import resuming
 from tests.integrations.environments.run import run_script
 
 FREE = {"odb_update_samples": None, "odb_window": 12, "odb_timeout_s": 30}
-"""The free mode, whose updates hold what one process can train on again."""
+"""Free mode, with updates that one process can train on again."""
 
 
 def run(folder: Path, stage: str, ranks: int, *, is_plain: bool = False, **settings: Any) -> list[Any]:
@@ -37,7 +37,7 @@ def run(folder: Path, stage: str, ranks: int, *, is_plain: bool = False, **setti
 def test_a_stage_trains_on_whole_samples_with_the_loss_of_one_process(
     tmp_path: Path, stage: str, ranks: int, budget: int, settings: dict[str, Any]
 ) -> None:
-    """Checks: WEIGHT, COVER, BUDGET. What its collators pad to is counted; a pair is two rows, also where a step runs out of
+    """Checks: WEIGHT, COVER, BUDGET. The padding of its collators counts. A pair is two rows, even if a step runs out of
     memory."""
     found = run(tmp_path, stage, ranks, **FREE, **settings)
     seen = [sample for run in found for batch in run["batches"] for sample in batch]
@@ -61,7 +61,7 @@ LOGGED = (
     "rewards/accuracies",
     "logps/chosen",
 )
-"""What is logged of updates; ``logits/*`` are means over padding too."""
+"""What is logged about updates. ``logits/*`` are means over padding too."""
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -71,13 +71,13 @@ LOGGED = (
         ("sft", {"gradient_accumulation_steps": 2}),
         ("pt", {"packing": False}),
         ("dpo", {}),
-        ("dpo", {"gradient_accumulation_steps": 2, "max_samples": 24}),  # so that all micro-batches have as many pairs
+        ("dpo", {"gradient_accumulation_steps": 2, "max_samples": 24}),  # gives all micro-batches equally many pairs
     ],
 )
 def test_the_updates_are_those_of_llamafactory(
     tmp_path: Path, stage: str, ranks: int, settings: dict[str, Any]
 ) -> None:
-    """Checks: UPDATE, WEIGHT. By default: the losses, rates, epochs and weights of LLaMA-Factory itself."""
+    """Checks: UPDATE, WEIGHT. By default, losses, rates, epochs and weights are those of LLaMA-Factory itself."""
     settings = settings | {"save_strategy": "epoch", "num_train_epochs": 2, "lr_scheduler_type": "linear"}
     found = []
     for is_plain in (True, False):

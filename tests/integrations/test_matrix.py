@@ -1,7 +1,7 @@
-"""Each framework with each way to hold a model that runs here: the loss of every update, coverage, going on from a checkpoint
-in the middle of an epoch, and what is warned of, on one process and two.
+"""Each framework with each way to hold a model that runs here: the loss of every update, coverage, resuming from a checkpoint
+in the middle of an epoch, and warnings, on one process and two.
 
-DeepSpeed has an environment of its own: `tests/integrations/test_deepspeed.py`.
+DeepSpeed has a separate environment: `tests/integrations/test_deepspeed.py`.
 """
 
 from __future__ import annotations
@@ -60,24 +60,24 @@ from tests.torch.ranks import get_values
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 AT = 4
-"""Updates before the checkpoint: in the middle of the first of two epochs."""
+"""The updates before the checkpoint, which is in the middle of the first of two epochs."""
 STEPS = 2
-"""Batches of an update."""
+"""The batches of an update."""
 
 
 @dataclass
 class Log:
-    """What one rank has seen of a training."""
+    """One rank's record of a training."""
 
     updates: list[list[int]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    """The part of each update's loss that is of this rank's batches: their mean over the ranks is the loss."""
+    """The part of each update's loss from this rank's batches. Their mean over the ranks is the loss."""
     weights: list[float] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     loss: float = 0.0
 
     def note(self, batch: Any, info: Any, loss: Any) -> bool:
-        """Whether the checkpoint is due, on all ranks alike."""
+        """Returns whether the checkpoint is due, which is equal on all ranks."""
         self.numbers += [] if info.is_idle else batch["numbers"].tolist()
         self.loss += loss.item()
         if info.is_update_end:
@@ -195,7 +195,7 @@ class Module(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = scale_loss(self, self.model(batch["input_ids"], batch["labels"])["loss"])
-        # Lightning is about to divide by the steps of the update.
+        # Lightning will divide by the steps of the update.
         self.noted.note(batch, self.trainer.train_dataloader._info, loss.detach() / STEPS)
         return loss
 
@@ -224,7 +224,7 @@ def train_lightning(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
 
 
 class NotingTrainer(ODBTrainer):
-    """Notes what each update trains on, and the part of its loss."""
+    """Records the samples of each update, and the part of its loss."""
 
     noted: Log
 
@@ -267,7 +267,7 @@ CELLS: list[tuple[Train, str]] = [
     (train_trainer, "ddp"),
     (train_trainer, "fsdp2"),
 ]
-"""Every second one, on two processes, is what ``make test`` runs: the sharded ones, which no other test trains."""
+"""``make test`` runs every second one, on two processes: the sharded ones, which no other test trains."""
 
 
 def run_cell(rank: int, folder: Path, train: Train, strategy: str) -> Any:
@@ -295,12 +295,12 @@ def test_the_losses_of_one_process_each_sample_once_the_same_after_a_checkpoint_
     wholes, parts, said = zip(*values, strict=True)
     check_coverage([(whole.updates, whole.weights) for whole in wholes], epochs=2)
     updates = [join(numbers) for numbers in zip(*(whole.updates for whole in wholes), strict=True)]
-    # With FSDP 1 Accelerate restores no momentum in an optimizer that has made no step yet.
+    # With FSDP 1 Accelerate restores no momentum in an optimizer that has not made a step yet.
     is_plain = strategy == "fsdp1" and train in (train_accelerate, train_trainer)
     wanted = train_alone(Model(), updates, momentum=0.0 if is_plain else 0.5)
     found = [sum(losses) / world_size for losses in zip(*(whole.losses for whole in wholes), strict=True)]
     assert len(found) > AT
-    # In one cell the model is in single precision: see there.
+    # In one cell the model is in single precision, see there.
     assert found == pytest.approx(wanted, rel=1e-5 if (train, strategy) == (train_trainer, "fsdp1") else 1e-9)
     for whole, part in zip(wholes, parts, strict=True):
         assert (part.updates, part.losses) == (whole.updates[AT:], whole.losses[AT:])

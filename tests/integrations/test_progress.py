@@ -1,4 +1,4 @@
-"""Schedules, progress and coverage: how many updates an epoch takes is estimated, corrected, and never decides a rate."""
+"""Schedules, progress and coverage: the updates of an epoch are estimated and corrected, but never decide a rate."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def count(rank: int, shard: str) -> Any:
 
 @pytest.mark.parametrize("shard", ["auto", "given"])
 def test_the_steps_of_an_epoch_are_estimated_from_some_lengths_and_corrected(shard: str) -> None:
-    """Within 10 % before it begins and in its second half, and within 1 % before the second epoch."""
+    """The estimate is within 10 % before the epoch and in its second half, and within 1 % before the second epoch."""
     values = get_values(run_ranks(2, count, shard))
     estimates, reads, steps, guesses, ends, second = zip(*values, strict=True)
     assert len(set(estimates)) == len(set(steps)) == 1
@@ -69,7 +69,7 @@ def test_the_steps_of_an_epoch_are_estimated_from_some_lengths_and_corrected(sha
     assert abs(estimates[0] / steps[0] - 1) < 0.1
     for guess in guesses:
         assert guess[-1] == steps[0]
-        assert abs(guess[-1] - second[0]) <= max(1, 0.01 * second[0])  # a step, or a hundredth
+        assert abs(guess[-1] - second[0]) <= max(1, 0.01 * second[0])  # one step, or a hundredth
         if shard == "auto":
             assert all(abs(late / steps[0] - 1) < 0.1 for late in guess[steps[0] // 2 :])
     print(f"{shard}: estimated {estimates[0]}, taken {steps[0]}, in the second epoch {second[0]}")
@@ -87,7 +87,7 @@ def test_a_stream_and_an_order_of_ones_own_are_not_read_for_an_estimate() -> Non
 
 
 def test_progress_goes_on_in_the_middle_of_an_epoch() -> None:
-    """From any update; where nobody knows how many samples there are, too, and on another number of ranks."""
+    """From any update, also if the number of samples is unknown, and on another number of ranks."""
     options = OPTIONS | {"shuffle": True, "collate_fn": len, "loss_scaling": "none"}
     with ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **nested(**options)) as loader:
         known = [info for _ in range(2) for _, info in loader.steps()]
@@ -143,7 +143,7 @@ def make_plain() -> Any:
     from transformers import Trainer
 
     class PlainTrainer(Trainer):
-        """Somebody else's, which knows nothing of an `ODBTrainer`, and notes whether its loss was asked for."""
+        """A third party's Trainer that knows nothing of an `ODBTrainer`, and records whether its loss was asked for."""
 
         def __init__(self, *args: Any, odb: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -173,7 +173,7 @@ def train_all(rank: int, folder: Path) -> Any:
 
 
 def test_a_schedule_goes_by_the_samples_and_ends_with_the_training(tmp_path: Path) -> None:
-    """A guess of 2 updates for 11 leaves none of them at a rate of 0; epochs may end in their middle, or at a sample count."""
+    """With a guess of 2 updates for 11, none of them has a rate of 0. Epochs may end in the middle, or at a sample count."""
     # https://github.com/axolotl-ai-cloud/axolotl/issues/3152
     (value,) = get_values(run_ranks(1, train_all, tmp_path))
     samples = sum(SIZES)
@@ -185,7 +185,7 @@ def test_a_schedule_goes_by_the_samples_and_ends_with_the_training(tmp_path: Pat
         assert all(abs(at % 1 - share) < 1e-9 or share == 1 for (at, _), share in zip(rates, coverage, strict=True))
         end = 40 / samples if last is counted[3] else (1.5 if last is broken[3] else 2)
         assert end <= epoch < end + 0.3
-        # The rate of an update is what the schedule says of the samples seen before it.
+        # The rate of an update is what the schedule gives for the samples seen before it.
         for (before, _), (_, rate) in pairwise(rates):
             assert rate == pytest.approx(0.3 * (1 - before / end), abs=1e-9)
         assert last["train_samples_per_second"] == pytest.approx(epoch * samples / last["train_runtime"], rel=0.01)
@@ -221,14 +221,14 @@ def train_by_samples(rank: int, folder: Path) -> Any:
 
 
 def test_it_evaluates_and_saves_by_samples_and_by_tokens(tmp_path: Path) -> None:
-    """With the update that reaches them, on all ranks, and after a checkpoint where it would have."""
+    """At the update that reaches them, on all ranks, and after a checkpoint at the same points as without it."""
     values = get_values(run_ranks(len(SIZES), train_by_samples, tmp_path))
     for (infos, evaluated, samples, tokens), saved, (rest, again, *ends) in values:
         wanted, kept = find_due(infos, samples=10, tokens=150)
         assert (evaluated, saved) == (wanted, kept)
         assert len(evaluated) >= 4 and len(saved) >= 3 and evaluated != saved
         assert (samples, tokens) == (2 * sum(SIZES), sum(info.global_tokens for info in infos))
-        # The logs of before are in the checkpoint.
+        # The earlier logs are in the checkpoint.
         assert (again, ends) == (evaluated, [samples, tokens])
         assert len(rest) == len(infos) - 2 * saved[1]
     with pytest.raises(UsageError, match="save_tokens must be at least 1"):

@@ -1,6 +1,6 @@
-"""Sharded models where there is no accelerator: Accelerate and the Trainer shard on accelerators only, and we say so.
+"""Sharded models without an accelerator. Accelerate and the Trainer shard only on accelerators, and we say so.
 
-`pretend` has them believe that there is one, so that their own code for FSDP runs in `tests/integrations/test_matrix.py`.
+`pretend` makes them believe that there is one, so that `tests/integrations/test_matrix.py` runs their own code for FSDP.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.torch.ranks import get_values
 
 
 def get_whole(model: nn.Module) -> list[float]:
-    """The weights of a sharded model, put together; a collective."""
+    """Returns the weights of a sharded model, put together by a collective."""
     if isinstance(model, FullyShardedDataParallel):
         with FullyShardedDataParallel.summon_full_params(model):
             return get_weights(model)
@@ -60,17 +60,17 @@ def pretend() -> None:
 
 
 def make_sharded_trainer(rank: int, folder: Path, version: int, **settings: Any) -> Any:
-    """A trainer whose model is sharded by this version of FSDP, if ``pretend`` says that it can be."""
+    """Returns a trainer whose model is sharded by this version of FSDP, if ``pretend`` makes that possible."""
     AcceleratorState._reset_state(reset_partial_state=True)
     config = {"version": version, "sync_module_states": False, "cpu_ram_efficient_loading": False}
     config["state_dict_type"] = "SHARDED_STATE_DICT"
-    # Torch computes the norm of FSDP 1's gradients in single precision, and of no other.
+    # Torch computes the gradient norm of FSDP 1 in single precision, but of nothing else.
     model = Model().float() if version == 1 else Model()
     return make_trainer(rank, folder, model=model, fsdp=True, fsdp_config=config, **settings)
 
 
 def shard_nothing(rank: int, folder: Path) -> tuple[list[str], str]:
-    """What is said where there is no accelerator: by the Trainer, and by `Accelerator()`, which then joins nobody."""
+    """Returns what the Trainer and `Accelerator()`, which then joins no group, report without an accelerator."""
     trainer = make_sharded_trainer(rank, folder, 2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

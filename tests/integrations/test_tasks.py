@@ -1,4 +1,4 @@
-"""The usual tasks with transformers' own collators and models: what is counted is what the model's loss is a mean over."""
+"""The usual tasks with transformers' own collators and models: the samples' counts are what the model's loss averages over."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def make_llama() -> Any:
 
 
 class OwnLlama(LlamaForCausalLM):  # type: ignore[misc]
-    """A class of the user's, whose name tells transformers nothing."""
+    """A user's class, whose name tells transformers nothing."""
 
 
 def make_own_llama() -> Any:
@@ -115,13 +115,13 @@ def mask_some(choose: random.Random, ids: list[int]) -> list[int]:
 
 
 def mask_one(choose: random.Random, ids: list[int]) -> dict[str, Any]:
-    """A sample as a collator for masked models makes it: some have no masked token at all."""
+    """Returns a sample as a collator for masked models makes it. Some samples have no masked token."""
     made = DataCollatorForLanguageModeling(TOKENIZER, seed=choose.randrange(100))([{"input_ids": ids}])
     return {name: made[name][0].tolist() for name in ("input_ids", "labels")}
 
 
 TASKS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
-    # model, collator, what a sample has beside its tokens, and what the loader must be told
+    # model, collator, additional fields of a sample, and the loader's options
     "causal": (
         make_llama,
         DataCollatorForSeq2Seq(TOKENIZER),
@@ -202,7 +202,7 @@ def in_double(batch: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_weighed_losses_add_up_to_that_of_all_samples(task: str) -> None:
-    """Spec: R1.1. Checks: WEIGHT, BUDGET. One batch of all samples knows nothing of weights, nor of counting."""
+    """Spec: R1.1. Checks: WEIGHT, BUDGET. One batch of all samples involves neither weights nor counting."""
     make_model, collate, add, _ = TASKS[task]
     model = make_model()
     whole = model(**in_double(collate(make_samples(add)))).loss
@@ -222,7 +222,7 @@ def test_the_weighed_losses_add_up_to_that_of_all_samples(task: str) -> None:
 
 
 WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
-    # of a task: what a user who passes nothing is told
+    # of a task: the message for a user who passes nothing
     "masked": (
         "causal without labels",
         r"pass Loss\(scaling='samples'\)",
@@ -286,7 +286,7 @@ def test_a_model_says_whether_it_shifts_labels(make_model: Any, is_shifted: bool
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("kind", [LlamaForCausalLM, OwnLlama])
 def test_a_class_of_ones_own_trains_as_with_the_plain_trainer(kind: type, smoothing: float, tmp_path: Any) -> None:
-    """Checks: WEIGHT. A Trainer that does not know the name divides by first labels too, and smooths without a shift."""
+    """Checks: WEIGHT. A Trainer that does not know the name also divides by first labels, and smooths without a shift."""
     found = []
     for is_plain in (True, False):
         torch.manual_seed(0)
@@ -323,7 +323,7 @@ def pad_labels(samples: list[Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("task", ["causal", "classes", "token classes", "encoder and decoder"])
 def test_the_trainer_needs_to_be_told_nothing(task: str, tmp_path: Any) -> None:
-    """Checks: WEIGHT. The logged loss of the one update is that of all samples."""
+    """Checks: WEIGHT. The logged loss of the only update is that of all samples."""
     make_model, collate, add, _ = TASKS[task]
     args = TrainingArguments(
         output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, learning_rate=0, logging_steps=1,
@@ -339,7 +339,7 @@ def test_the_trainer_needs_to_be_told_nothing(task: str, tmp_path: Any) -> None:
 
 
 def lay_image(sample: dict[str, Any], number: int) -> dict[str, Any]:
-    """What the processor of a vision-language model makes: its tokens hold a place for each patch that is left."""
+    """Returns what the processor of a vision-language model makes, with a token for each remaining patch."""
     grid = torch.tensor([[1, 2, 2 * (1 + number % 3)]])
     return {
         **{name: torch.tensor([values]) for name, values in sample.items()},
@@ -389,7 +389,7 @@ def test_default_collation_of_transformers_keeps_one_label_each() -> None:
 
 
 def test_what_a_collator_pads_to_counts() -> None:
-    """Checks: BUDGET. The Trainer asks its collator; a causal sample's supervised tokens stay those it has."""
+    """Checks: BUDGET. The Trainer asks its collator. The supervised tokens of a causal sample stay its own."""
     length = CollatedLength(8, max_length=20)
     assert length({"input_ids": [1, 2]}) == 8
     assert length({"input_ids": [[1] * 9, [1]]}) == 32

@@ -21,7 +21,7 @@ BUDGETS = {
     "guarded_dpo": 2 * 4 * 20,
     "guarded_reward": 160,
 }
-"""What the arguments have room for, where no budget is given."""
+"""What the arguments have room for if no budget is given."""
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -39,11 +39,11 @@ def test_trl_trains_on_whole_samples_with_the_loss_of_one_process(tmp_path: Path
             assert all(rows <= budget for rows in run["rows"]), kind
             assert run["error"] < 1e-4, kind
             assert run["epoch"] == 1.0
-            # Each sample counts once in what TRL gathers by itself too: no replay, whatever a rank holds.
-            if not kind.startswith("guarded"):  # it gathers from nobody, and a pass may be repeated
+            # Each sample also counts once in what TRL itself gathers: no replay, whatever a rank holds.
+            if not kind.startswith("guarded"):  # it does not gather, and a pass may be repeated
                 assert run["logs"]["num_tokens"] == sum(len(text.split()) for text in seen), kind
             assert run["evaluated"].get("eval_loss") == found[0]["evaluated"].get("eval_loss")
-    # Each sample of a stream once, too, over all ranks.
+    # Each sample of a stream also comes once, over all ranks.
     assert sorted(text for rank in ranks for text in rank["stream"]) == ranks[0]["sft"]["samples"]
     for rank in ranks:
         for kind in ("guarded", "guarded_dpo", "guarded_reward"):
@@ -57,16 +57,16 @@ def test_trl_trains_on_whole_samples_with_the_loss_of_one_process(tmp_path: Path
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_updates_are_those_of_trl(tmp_path: Path, world_size: int) -> None:
-    """Checks: UPDATE, WEIGHT. By default: the losses, norms, rates, epochs, tokens and weights of its own trainers.
+    """Checks: UPDATE, WEIGHT. By default, losses, norms, rates, epochs, tokens and weights are those of its own trainers.
 
-    TRL takes the mean of micro-batches, of 4 and of 3 pairs alike: where one process ends unevenly, a mean over pairs differs.
+    TRL averages over micro-batches, of 4 and of 3 pairs alike. If one process ends unevenly, a mean over pairs differs.
     """
     ranks = run_script("ODB_TRL_PYTHON", "torch trl", "train_trl.py", tmp_path, world_size, ODB_TASK="compare")
     for kind, (plain, ours) in ranks[0].items():
         (plain_logs, plain_steps, plain_weights), (our_logs, our_steps, our_weights) = plain, ours
         assert our_steps == plain_steps, kind
         assert len(our_logs) == len(plain_logs), kind
-        is_alike = kind != "dpo, an uneven end" or world_size == 2  # two ranks fill up what is not even
+        is_alike = kind != "dpo, an uneven end" or world_size == 2  # two ranks fill up an uneven end
         for mine, entry in zip(our_logs, plain_logs, strict=True):
             assert mine == pytest.approx(entry, rel=1e-4 if is_alike else 0.1, abs=1e-6), kind
         assert our_weights == pytest.approx(plain_weights, abs=1e-6 if is_alike else 0.01), kind

@@ -1,7 +1,7 @@
-"""Several hosts on this machine: namespaces of network, names and processes, joined by a switch that is one more of them.
+"""Several hosts on this machine: namespaces for network, names and processes, joined by a switch in a namespace of its own.
 
-Nothing leaves them: the switch is connected to the hosts only, and none of them to the machine. All hosts have the same name,
-as containers may. Each is a process that starts the ranks of that host, and whose end ends them.
+The switch is connected only to the hosts, and none of them to the machine. All hosts have the same name, as containers may.
+Each host is a process that starts its ranks. When it ends, so do they.
 
 Needs root and ``ip``.
 """
@@ -43,7 +43,7 @@ def run_ip(*arguments: str) -> None:
 
 @functools.cache
 def find_obstacle() -> str:
-    """Why hosts cannot be made here; empty when they can."""
+    """Returns why hosts cannot be made here, or an empty string."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return "needs root and ip (iproute2)"
     try:
@@ -60,7 +60,7 @@ def _find_name(_rank: int) -> str:
 
 @dataclass
 class Lab:
-    """So many hosts, each with the address 10.77.0.(its number + 1)."""
+    """A number of hosts, each with the address 10.77.0.(its number + 1)."""
 
     hosts: int
     switch: str = field(init=False)
@@ -94,15 +94,15 @@ class Lab:
                 run_ip("netns", "del", name)
 
     def set_link(self, host: int, *, is_up: bool) -> None:
-        """Plugs the cable of a host in or out, at the switch."""
+        """Plugs in or unplugs the cable of a host, at the switch."""
         run_ip(*self.make_link_command(host, is_up=is_up)[1:])
 
     def make_link_command(self, host: int, *, is_up: bool) -> list[str]:
-        """Returns the command that does so, on whichever host."""
+        """Returns the command that does so, which works on any host."""
         return ["ip", "-n", self.switch, "link", "set", f"p{host}", "up" if is_up else "down"]
 
     def enter(self, host: int) -> None:
-        """Moves this process, which has one thread, to a host; it stays among the processes of this machine."""
+        """Moves this process, which has one thread, to a host. It remains among the processes of this machine."""
         libc = ctypes.CDLL(None, use_errno=True)
         self._use_network(libc, host)
         _check(libc.unshare(CLONE_NEWUTS))
@@ -121,7 +121,7 @@ class Lab:
         timeout_s: float = 60.0,
         without: Sequence[int] = (),
     ) -> list[Result]:
-        """Each rank's result, where rank r runs on host ``places[r]``; ``without`` some, whose processes do nothing else.
+        """Returns each rank's result. Rank r runs on host ``places[r]``. Processes of the ranks in ``without`` do nothing else.
 
         Raises: AssertionError when a rank has not ended in time.
         """
@@ -145,7 +145,7 @@ class Lab:
         finally:
             for pid in hosts.values():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)  # with it ends all that runs on the host
+                    os.kill(pid, signal.SIGKILL)  # ends everything that runs on the host
                 os.waitpid(pid, 0)
         hanging = [rank for rank, result in enumerate(results) if result is None and rank not in without]
         assert not hanging, f"ranks {hanging} hang; results: {results}"
@@ -179,7 +179,7 @@ class Lab:
         function: Callable[..., Any],
         args: Any,
     ) -> None:
-        libc.prctl(1, signal.SIGKILL)  # the first of its process namespace: with it end all others
+        libc.prctl(1, signal.SIGKILL)  # this is the first process of its namespace, and the others end with it
         _check(libc.mount(b"proc", b"/proc", b"proc", 0, None))
         for rank, pipe in ranks.items():
             _fork(lambda rank=rank, pipe=pipe: _be_rank(pipe, rank, world_size, function, args))
@@ -199,7 +199,7 @@ def _be_rank(pipe: Connection[Any, Any], rank: int, world_size: int, function: C
     def join() -> None:
         if world_size > 1:
             dist.init_process_group("gloo", init_method=f"tcp://10.77.0.1:{PORT}", rank=rank, world_size=world_size)
-            dist.barrier()  # one that ends before all are connected would spoil that
+            dist.barrier()  # a rank that ends before all are connected would break that
 
     report(pipe, join, function, rank, args)
 
@@ -222,7 +222,7 @@ def _check(answer: int) -> None:
 
 
 def find_left() -> Iterator[str]:
-    """Namespaces of labs whose process is gone."""
+    """Yields namespaces of labs whose process is gone."""
     for path in Path("/run/netns").glob(f"{PREFIX}*"):
         found = re.match(rf"{PREFIX}(\d+)", path.name)
         if found and not Path(f"/proc/{found[1]}").exists():
@@ -230,7 +230,7 @@ def find_left() -> Iterator[str]:
 
 
 def remove_left() -> None:
-    """Removes what a lab that was killed has left."""
+    """Removes what a killed lab has left."""
     for name in list(find_left()):
         with contextlib.suppress(subprocess.CalledProcessError):
             run_ip("netns", "del", name)

@@ -1,4 +1,4 @@
-"""Ranks on several hosts of one name, none of which sees the processes of another: who is lost is named all the same."""
+"""Ranks on several hosts with one name, where no host sees the processes of another. A lost rank is named nevertheless."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_rank_killed_on_any_host_is_named(lab: Lab, culprit: int) -> None:
 
 
 def test_a_loader_killed_with_its_rank_among_many_is_named(lab: Lab) -> None:
-    """Ranks that are not neighbours in the tree hear of it too, and from workers nothing keeps a link open."""
+    """Ranks that are not neighbours in the tree learn of it too, and workers keep no link open."""
     results = lab.run([0, 0, 1, 1, 2, 2, 0, 1, 2, 0, 1], read, 10, signal.SIGKILL, {"num_workers": 1})
     assert results.pop(10).is_gone
     check_named(results, 10, "its process is gone")
@@ -115,7 +115,7 @@ def test_a_link_that_is_cut_for_long_names_who_is_behind_it(lab: Lab) -> None:
 
 
 def start_late(rank: int, late: int, delay_s: float) -> list[str]:
-    """What this rank has logged while it waited."""
+    """Returns what this rank logged while it waited."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -127,7 +127,7 @@ def start_late(rank: int, late: int, delay_s: float) -> list[str]:
             for _ in loader:
                 pass
     except JobError:
-        time.sleep(5 if rank == 0 else 0)  # the store of this job is in its process
+        time.sleep(5 if rank == 0 else 0)  # the store of this job is in this process
         raise
     return lines
 

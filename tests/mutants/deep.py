@@ -1,6 +1,6 @@
-"""Defects that only show deep in a run: on rank 17, beyond 16 bits, when something is due, when a quota cuts a round.
+"""Defects that show only deep in a run: on rank 17, beyond 16 bits, when something is due, when a quota cuts a round.
 
-``python -m tests.mutants.deep`` prints what the comparison with the extracted model says to each, and after how long.
+``python -m tests.mutants.deep`` prints how the comparison with the extracted model finds each, and after how long.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ DEEP = tuple(
 
 
 def find(mutant: Mutant, model: Callable[[str], list[str]]) -> tuple[int, str] | None:
-    """In which batch of worlds the mutant was caught, and what was said; None when it survives."""
+    """Returns the batch of worlds that caught the mutant, and how it differs, or None if it survives."""
     with load(mutant, has_invariants=False) as (core, bounds):
         for first in range(0, MOST_WORLDS, AT_ONCE):
             worlds = []
             for seed in range(first, first + AT_ONCE):
                 try:
                     worlds.append(run_world(seed, core, type(bounds.layout)))
-                except Exception as error:  # Whatever the mutant runs into.
+                except Exception as error:  # Anything that the mutant may raise.
                     return first, f"seed {seed}: {type(error).__name__}: {error}"
             difference = find_difference(model, worlds)
             if difference is not None:

@@ -1,10 +1,10 @@
-"""Defects as small diffs: a head that says what and where, the lines that go (``-``), and those that come (``+``).
+"""Defects as small diffs: a head that describes and locates each, the lines to remove (``-``), and the lines to add (``+``).
 
     the budget is one sample too wide | batching.grouping
     - padded + sample.length > budget_tokens
     + padded > budget_tokens
 
-What goes may be a part of a line, or of several. A line with ``#`` is a comment.
+The lines to remove may be parts of lines. A line with ``#`` is a comment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defect:
-    """``old`` occurs once in the text of ``module``, where ``new`` is to stand."""
+    """A defect that replaces ``old``, which occurs once in the text of ``module``, by ``new``."""
 
     name: str
     module: str
@@ -26,7 +26,7 @@ class Defect:
     def plant(self, text: str) -> str:
         """Returns the text with the defect.
 
-        Raises: ValueError when what it changes is not there once.
+        Raises: ValueError when the text to change is not there once.
         """
         if (count := text.count(self.old)) != 1:
             raise ValueError(f"{self.name!r}: its text occurs {count} times in {self.module}, not once")
@@ -34,7 +34,7 @@ class Defect:
 
 
 def read_defects(name: str) -> Iterator[tuple[Defect, tuple[str, ...]]]:
-    """The defects of a file of this folder, each with what else its head says."""
+    """Yields the defects of a file in this folder, each with the other fields of its head."""
     entries: list[tuple[str, list[str], list[str]]] = []
     for line in Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines():
         match line[:1]:

@@ -1,6 +1,6 @@
-"""Defects that `odb-ref verify --core` was not made for: beyond 64 groups, on rank 33, at the end of a shared order.
+"""Defects for which `odb-ref verify --core` was not made: beyond 64 groups, on rank 33, at the end of a shared order.
 
-``python -m tests.mutants.fresh`` plants each in a copy of the core, and prints which stage refutes it first, and when.
+``python -m tests.mutants.fresh`` plants each in a copy of the core, and prints the first stage that refutes it, and the time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFECTS = tuple(defect for defect, _ in read_defects("fresh.txt"))
 
 
 def plant(defect: Defect, folder: Path) -> Path:
-    """A copy of the core with the defect in it.
+    """Makes a copy of the core that has the defect.
 
     Raises: ValueError when the text is not there, or more than once.
     """
@@ -35,7 +35,7 @@ def plant(defect: Defect, folder: Path) -> Path:
 
 
 def refute(defect: Defect) -> Iterator[tuple[str, str]]:
-    """The stages that refute it: the first alone, and what was not judged before it."""
+    """Yields the first stage that refutes the defect, after the stages that could not be judged."""
     with tempfile.TemporaryDirectory() as folder:
         for stage in refute_core(plant(defect, Path(folder))):
             if stage.findings:
@@ -46,7 +46,7 @@ def refute(defect: Defect) -> Iterator[tuple[str, str]]:
 
 
 def main() -> int:
-    """Prints the table; 1 when one survives."""
+    """Prints the table. Returns 1 if a defect survives."""
     survivors = 0
     for defect in DEFECTS:
         if sys.argv[1:] and not any(word in defect.name for word in sys.argv[1:]):

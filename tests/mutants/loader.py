@@ -1,4 +1,4 @@
-"""Loads a mutant of the core: the same modules, one of them with one text replaced, under a package name of their own."""
+"""Loads a mutant of the core: the same modules, with one text replaced in one of them, under a separate package name."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ REBUILT = (
     "batching.alignment", "batching.rules", "batching.shards", "batching.updates", "rounds", "resume", "exchange",
     "machine",
 )  # fmt: skip
-"""The modules that decide, in the order of their imports. Values (states, events, effects, offers) keep their types."""
+"""The modules that decide, in import order. Values (states, events, effects, offers) keep their types."""
 
 _names = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant(Defect):
-    """One small defect, and the check that must find it.
+    """A small defect, and the check that must find it.
 
-    ``module`` is below the core. ``property`` is the id of the property that `bounds` shows to be broken.
-    ``needs_invariants`` marks what only the core's own invariants can see: a wrong book that no driver notices.
+    ``module`` is below the core. ``property`` is the id of the property that ``bounds`` shows to be broken.
+    ``needs_invariants`` marks defects that only the core's own invariants can see: wrong books without effect on a driver.
     """
 
     property: str
     bounds: Bounds
     needs_invariants: bool = False
     prelude: str = ""
-    """Text to follow the module's own; for defects with a memory, whose schedules cannot be replayed."""
+    """Text to append to the module. Used for defects with a memory, whose schedules cannot be replayed."""
 
 
 @contextmanager
 def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core, Bounds]]:
-    """The mutant's core, and its bounds with the mutant's own target rule."""
+    """Yields the mutant's core, and its bounds with the mutant's own target rule."""
     package = f"odb_mutant_{next(_names)}"
     modules = {name: _build(package, name, mutant) for name in REBUILT}
     try:
@@ -60,7 +60,7 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
             return Offer(**asdict(offer.reduce_offers(offer.Offer(**asdict(item)) for item in offers)))
 
         def accept(config: Config, before: State, after: State) -> None:
-            """Nothing: the world's own checks have to do."""
+            """Checks nothing, so that only the world's own checks remain."""
 
         check = check_transition if has_invariants else accept
         acceptance = modules["batching.budgets"].Acceptance
@@ -87,7 +87,7 @@ def _build(package: str, name: str, mutant: Mutant) -> ModuleType:
     if name == mutant.module:
         source = mutant.plant(source) + mutant.prelude
     for other in REBUILT:
-        # A mutant of the offer changes how offers are reduced, not their type: the rest keeps the original's.
+        # A mutant of the offer changes how offers are reduced, not their type, so the other modules keep the original type.
         if other != "offer":
             source = source.replace(f"from odb_ref.core.{other} import", f"from {package}.{other} import")
     module = ModuleType(f"{package}.{name}")

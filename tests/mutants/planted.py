@@ -1,9 +1,9 @@
-"""Subtle defects, planted in a copy of the repository one by one: which test of the fast loop catches each, and how fast.
+"""Plants subtle defects in a copy of the repository, one by one: which test of the fast loop catches each, and how fast?
 
-``python -m tests.mutants.planted`` prints the table; ``--only TEXT`` takes those whose name holds it, ``--by-vectors`` asks the
-conformance kit alone, of the planner and of the pure rules of the core. ``protocol.txt`` has the defects of a protocol and
-``deep.txt`` those that show deep in a run only; ``slips.txt`` has slips of the hand: a sign, a bound, a wrong name in a
-message, a number cut to so many bits, one field of several forgotten.
+``python -m tests.mutants.planted`` prints the table. ``--only TEXT`` selects defects by name, ``--by-vectors`` uses only the
+conformance kit, for the planner and the pure rules of the core. ``protocol.txt`` has defects of a protocol, and ``deep.txt``
+defects that show only deep in a run. ``slips.txt`` has slips of the hand: a sign, a bound, a wrong name in a message, a number
+cut to too few bits, one field of several forgotten.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OF_THE_EXCHANGE = ("tests/torch/test_identity.py", "tests/torch/test_mesh.py")
 OF_THE_SIMULATOR = ("tests/simulator/test_budgets.py",)
 OF_THE_PLANNER = ("tests/plan", "tests/conformance")
 OF_THE_TRACE = ("tests/trace/test_slips.py", "tests/spec/test_r15_budgets.py", "tests/core", "tests/trace")
-"""What is made for such slips first."""
+"""The tests to run first for such slips."""
 LIMIT_S = 900
 PURE = (
     "odb_ref/plan/",
@@ -38,14 +38,14 @@ PURE = (
     ),
     "odb_ref/core/offer.py",
 )
-"""What the conformance cases are about."""
+"""The modules that the conformance cases cover."""
 
 
 PLANTED = tuple(defect for defect, _ in read_defects("slips.txt"))
 
 
 def choose_tests(module: str) -> tuple[str, ...]:
-    """Where a test of the fast loop must fail."""
+    """Returns the tests of the fast loop of which one must fail."""
     for place, tests in (
         ("ref/plan/", OF_THE_PLANNER),
         ("/trace/", OF_THE_TRACE),
@@ -59,7 +59,7 @@ def choose_tests(module: str) -> tuple[str, ...]:
 
 
 def plant(planted: Defect, folder: Path) -> None:
-    """Makes a copy of the repository with the defect in it.
+    """Makes a copy of the repository that has the defect.
 
     Raises: ValueError when the text to change is not there once.
     """
@@ -74,7 +74,7 @@ def plant(planted: Defect, folder: Path) -> None:
 
 
 def catch(planted: Defect) -> tuple[str, float]:
-    """The test that fails first, empty when the defect survives, and after how many seconds."""
+    """Returns the first test that fails, or an empty string if the defect survives, and the seconds until then."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plant(planted, folder)
@@ -98,7 +98,7 @@ def catch(planted: Defect) -> tuple[str, float]:
 
 
 def catch_by_vectors(planted: Defect) -> tuple[str, float]:
-    """The properties that the cases of ``spec/vectors`` find broken, in one place or on ranks; and after how many seconds."""
+    """Returns the properties that the cases of ``spec/vectors`` find broken, in one place or on ranks, and the seconds."""
     run = [sys.executable, "-m", "odb_ref.conformance", "run", "--level", "exact", "--planner"]
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
@@ -124,7 +124,7 @@ def catch_by_vectors(planted: Defect) -> tuple[str, float]:
 
 
 def main() -> int:
-    """Prints the table; 1 when a defect survives."""
+    """Prints the table. Returns 1 if a defect survives."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="", metavar="TEXT", help="defects whose name holds it")
     parser.add_argument("--by-vectors", action="store_true", help="what the conformance cases find")

@@ -1,7 +1,7 @@
-"""The score of mutmut's last run, module by module: ``python -m tests.mutants.score``, from the root of the repository.
+"""The score of mutmut's last run by module: ``python -m tests.mutants.score``, from the root of the repository.
 
-A mutant that times out is killed: it loops where the code does not. One that survives must be explained in SURVIVORS.md.
-The exit status is 1 when a survivor is not, when one explained there was killed, or when mutants were not run.
+A mutant that times out counts as killed, because it loops where the code does not. SURVIVORS.md must explain every survivor.
+The exit status is 1 if a survivor is not explained, if one explained there was killed, or if mutants were not run.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ STATUS: Final = {
     0: SURVIVED, 1: KILLED, 3: KILLED, 5: NO_TESTS, 33: NO_TESTS, 36: TIMED_OUT, -24: TIMED_OUT, 24: TIMED_OUT,
     152: TIMED_OUT, 255: TIMED_OUT, None: NOT_RUN,
 }  # fmt: skip
-"""By the exit code of pytest, as mutmut reads it."""
+"""By the exit code of pytest, as mutmut interprets it."""
 
 
 def read_results() -> dict[str, str]:
-    """The status of each mutant, by its name without ``odb_ref.``."""
+    """Returns the status of each mutant, by its name without ``odb_ref.``."""
     found: dict[str, str] = {}
     for path in sorted(RESULTS.glob("odb_ref/**/*.meta")):
         for name, code in json.loads(path.read_text())["exit_code_by_key"].items():
@@ -38,17 +38,17 @@ def read_results() -> dict[str, str]:
 
 
 def read_explained() -> list[str]:
-    """The names of the survivors that SURVIVORS.md explains, in its order."""
+    """Returns the names of the survivors that SURVIVORS.md explains, in its order."""
     return EXPLAINED.findall(SURVIVORS.read_text())
 
 
 def get_module(name: str) -> str:
-    """The module of a mutant, below ``odb_ref``."""
+    """Returns the module of a mutant, below ``odb_ref``."""
     return name.rsplit(".", 1)[0]
 
 
 def format_row(module: str, statuses: Iterable[str]) -> str:
-    """A row of the table: mutants, killed (timeouts among them), survivors, without a test, and the share that is killed."""
+    """Returns a row of the table: mutants, killed (including timeouts), survivors, without a test, and the share killed."""
     counts = Counter(statuses)
     total, killed = counts.total(), counts[KILLED] + counts[TIMED_OUT]
     cells = (total, killed, counts[TIMED_OUT], counts[SURVIVED] + counts[OTHER], counts[NO_TESTS], counts[NOT_RUN])
@@ -56,7 +56,7 @@ def format_row(module: str, statuses: Iterable[str]) -> str:
 
 
 def main() -> int:
-    """Prints the table, and what is wrong with the list of survivors; 0 when nothing is."""
+    """Prints the table, and problems of the list of survivors. Returns 0 if there are none."""
     results, explained = read_results(), set(read_explained())
     if not results:
         print("no results: run `mutmut run` first", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The mutants: each a defect that an implementation of this protocol could have, and the property it breaks."""
+"""The mutants: defects that an implementation of this protocol could have, each with the property it breaks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _mixed(*shards: int, failures: int = 0, stops: int = 0, losses: int = 0, dep
 
 
 def _singles(*shards: int, stops: int = 0, failures: int = 0, window: int = 3) -> Bounds:
-    """Every sample fills a step of its own, so that steps wait for room in the queue."""
+    """Returns bounds in which every sample fills a step, so that steps wait for room in the queue."""
     lengths = compute_lengths(shards, (1,))
     return Bounds(lengths=lengths, budget_tokens=1, window_samples=window, stops=stops, failures=failures)
 
@@ -44,30 +44,30 @@ QUOTA = Bounds(
     lengths=compute_lengths((6, 6), (1,)), budget_tokens=1, window_samples=3, mode=Mode.QUOTA, quota_samples=3
 )
 DRY = Bounds(lengths=((4, 4, 4), (4,)), window_samples=3, mode=Mode.QUOTA)
-# Rank 1 makes one group of a window, so one step a round: rank 0 carries most of what it reads, until it is due.
+# Rank 1 makes one group of a window, so one step each round. Rank 0 carries most of what it reads, until it is due.
 CARRY = Bounds(lengths=((4,) * 5, (1,) * 8), budget_tokens=4, window_samples=3, max_age_rounds=1)
-# Rank 0's short sample never makes the fullest group: only its age gets it out.
+# Rank 0's short sample never makes the fullest group. Only its age gets it out.
 AGED = Bounds(lengths=((1, 9, 9, 9), (1,) * 8), budget_tokens=9, window_samples=2, max_age_rounds=1)
-# Samples use 0, 1, 2, 0 ... of the one further resource.
+# Samples use 0, 1, 2, 0 ... of the further resource.
 LIMITS = Bounds(lengths=((1, 1, 1), (1,)), limits=(2,), window_samples=3)
-# The oldest, longer than the budget, is alone: the others are packed by their length.
+# The oldest sample, longer than the budget, is alone. The others are packed by their length.
 ROWS = Bounds(lengths=((5, 3, 1, 2, 2, 1, 3), (2, 3)), layout=Layout.PACKED, window_samples=5)
-# The longest sample leaves the least room and uses the resource up: the shortest fits into the second row only.
+# The longest sample leaves the least room and uses up the resource. The shortest fits only into the second row.
 ROW_LIMITS = Bounds(
     lengths=((9, 9, 9, 5, 1, 6), (1, 2)), budget_tokens=8, layout=Layout.PACKED, limits=(2,), window_samples=6
 )
 LOADER = replace(PLAIN, lengths=compute_lengths((4, 2), (3, 1, 2)), lost_loaders=1)
 LOADER_WAITS = replace(STOP, stops=0, lost_loaders=1)
 SHARED = Bounds(lengths=compute_lengths((5, 2), (3, 1, 2)), is_shared=True)
-# Rank 0 makes three groups of its part of an update, rank 1 one.
+# Rank 0 makes three groups from its part of an update, rank 1 one.
 UPDATES = Bounds(lengths=((4,) * 5, (1,) * 4), update_samples=6)
 DEALT = Bounds(lengths=((4,) * 5, (1,) * 4), update_samples=6, is_shared=True)
-# The second update has no good sample, the first none on rank 1.
+# The second update has no good sample, and the first none on rank 1.
 BAD_UPDATES = Bounds(lengths=compute_lengths((6, 6), (3, 1, 2)), update_samples=4, bad=(2, 3, 6, 7, 8, 9))
 SHARED_PARTS = replace(SHARED, is_single_reads=True, is_eager_end=True)
-# Neighbours of unlike length, of which a short one would fill a group further back.
+# Neighbours of different lengths, including a short one that would fill a later group.
 NEIGHBOURS = Bounds(lengths=((1, 3, 1, 2, 2, 1), (2, 1, 1)), order=StepOrder.SAMPLER, window_samples=4)
-# Four steps of a window, none as full as another.
+# Four steps in a window, each filled to a different level.
 DEARER = Bounds(
     lengths=((3, 3, 5), (5, 3, 3)),
     budget_tokens=6,
@@ -75,24 +75,24 @@ DEARER = Bounds(
     cost=get_cost("attention/1"),
     window_samples=3,
 )
-"""The row of one long sample has fewer tokens than that of two, and costs more."""
+"""The row of one long sample has fewer tokens than the row of two, and costs more."""
 DEAREST = replace(DEARER, lengths=((4, 4, 5), (5, 4, 4)), budget_tokens=8)
-"""The row of two samples costs more than that of one that is longer than each."""
+"""The row of two samples costs more than the row of one that is longer than either."""
 UNLIKE = Bounds(lengths=((6, 5, 4, 3), (3, 6, 4, 5)), budget_tokens=6, window_samples=4)
-# Windows of 1, 2 and 4. Under a budget of 12 rank 0 makes one group, less than half full; and two, of which one is half full.
+# Windows of 1, 2 and 4. With a budget of 12 rank 0 makes one group, less than half full, then two, one of them half full.
 KEPT_BACK = Bounds(lengths=((3, 6, 12, 2, 2, 5, 7, 9), (12, 12)), budget_tokens=12, window_samples=4, ramp_rounds=2)
 KEPT_ONE = replace(KEPT_BACK, lengths=((2, 2, 5, 7, 9), (12, 12)), ramp_rounds=0)
-"""Three groups of 4, 5 and 7 tokens, of which two are less than half full."""
+"""Three groups of 4, 5 and 7 tokens. Two are less than half full."""
 RAMPED = Bounds(lengths=((4,) * 9, (4,) * 9), budget_tokens=4, window_samples=24, ramp_rounds=3, max_age_rounds=1)
-"""Several groups in each of the first windows, of which what is left once is due in the next round."""
-# A row of 3 tokens, which would have 4 with padding: half of the budget.
+"""Several groups in each of the first windows. Groups left once are due in the next round."""
+# A row of 3 tokens, which would take 4 with padding, half of the budget.
 KEPT_ROW = Bounds(lengths=((8, 2, 1, 8), (8,)), budget_tokens=8, layout=Layout.PACKED, window_samples=3, ramp_rounds=0)
 HALVED = Bounds(
     lengths=((1,) * 7, (4,) * 3), sizes=Sizes.EVEN, budget_tokens=7, window_samples=7, ramp_rounds=0, rule=PaperRule()
 )
 IDLE = Bounds(lengths=((4,) * 4, (4,)), budget_tokens=4, window_samples=2)
 TOLD = Bounds(lengths=((1,) * 9, (1,) * 6), window_samples=3, accepted=((2, 4), (3,)))
-"""Rank 0 lowers its budget and raises it again, rank 1 lowers its own by less; groups are as large as the budget in force."""
+"""Rank 0 lowers its budget and raises it again, rank 1 lowers its own by less. Groups are as large as the budget in force."""
 TIMED = replace(TOLD, accepted=((3,),), budget_schedule=((0, 2), (1, 3), (2, 4), (3, 1), (4, 3), (5, 2)))
 PAIRS = Bounds(lengths=((3, 1), (3, 1)), budget_tokens=4)
 FEW = Bounds(lengths=((1, 1), (1,)))
@@ -113,7 +113,7 @@ NEEDS_INVARIANTS = {
     "in the ramp a round may form no step",
     "a taken step's samples are not booked",
 }
-"""What only the core's own invariants can see: a wrong book that no driver notices."""
+"""Defects that only the core's own invariants can see: wrong bookkeeping without effect on a driver."""
 
 PRELUDES = {
     "ties are broken by how often the rank has been asked": """
@@ -128,7 +128,7 @@ def align(
     return _original(groups, target, due_before, layout, step_order, **terms)
 """
 }
-"""Text to follow the module's own, for a defect with a memory."""
+"""Text to append to the module, for a defect with a memory."""
 
 MUTANTS = tuple(
     Mutant(
@@ -149,4 +149,4 @@ PLANTED = (
     "a rank says that it is ready before it has collated",
     "a failure is not agreed on: the rank ends alone",
 )
-"""The defects that random schedules must find, too, within seconds."""
+"""The defects that random schedules must also find, within seconds."""

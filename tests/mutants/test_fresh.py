@@ -1,4 +1,4 @@
-"""The fresh defects can be planted, each in one place; what refutes them all is run by ``make soak``."""
+"""The fresh defects can be planted, each in one place. ``make soak`` runs what refutes them."""
 
 from __future__ import annotations
 

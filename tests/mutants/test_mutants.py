@@ -1,4 +1,4 @@
-"""Every mutant is killed by the check that the table names, and nothing in the table is a false alarm."""
+"""The check that the table names kills each mutant, and nothing in the table is a false alarm."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_counterexample_can_be_replayed_and_the_real_core_survives_it(mutant: Mu
         *before, last = replay(scenario, core)
     assert all(moment.violation is None for moment in before)
     assert last.violation is not None and last.violation.property == found.property
-    # The real core may never get into the mutant's schedule.
+    # The real core must not fail in the mutant's schedule.
     with contextlib.suppress(UsageError):
         assert all(moment.violation is None for moment in replay(compute_scenario(mutant.bounds, found)))
 
@@ -75,7 +75,7 @@ def test_table_names_every_mutant_once() -> None:
 
 @pytest.mark.parametrize("slip", SLIPS, ids=lambda slip: slip.name)
 def test_a_slip_can_be_planted(slip: Defect) -> None:
-    """Its text is there, once; `python -m tests.mutants.planted` says what catches it."""
+    """Its text occurs once. `python -m tests.mutants.planted` shows what catches it."""
     text = (ROOT / slip.module).read_text()
     assert slip.plant(text) != text
 

@@ -1,4 +1,4 @@
-"""The list of survivors names functions that exist, each mutant once, and says of each what it changes and why it may live."""
+"""The list of survivors names existing functions, each mutant once, with its change and a reason why it may survive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = re.compile(r"x(?:_|ǁ(?P<owner>\w+)ǁ)(?P<function>\w+)__mutmut_\d+")
 
 
 def list_functions(module: str) -> set[tuple[str | None, str]]:
-    """The functions of a module, and its methods, each after its class."""
+    """Returns the functions and methods of a module, each after its class."""
     body = ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text()).body
     classes = [item for item in body if isinstance(item, ast.ClassDef)]
     return {(None, item.name) for item in body if isinstance(item, ast.FunctionDef)} | {

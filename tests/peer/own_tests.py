@@ -1,9 +1,9 @@
-"""Runs the released peer's own tests with `odb_ref.compat` in place of the package they import.
+"""Runs the released peer's own tests with `odb_ref.compat` in place of the package that they import.
 
     python -m tests.peer.own_tests PATH    # of a checkout or an unpacked sdist of online-dynamic-batching; nothing is kept
 
-Each of its tests passes, or stands in `DIFFERENT` below with the reason.
-Run by hand, when `odb_ref/compat` is changed; the sdist comes with
+Each of its tests passes, or is listed in `DIFFERENT` below with the reason.
+Run it by hand when `odb_ref/compat` changes. The sdist comes with
 ``pip download --no-deps --no-binary :all: online-dynamic-batching==0.1.2``.
 """
 
@@ -29,7 +29,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S: Final = "300"
-"""The limit of a test: some start processes twice over, which takes a minute on a busy machine."""
+"""The time limit of a test. Some start processes twice, which takes a minute on a busy machine."""
 
 _FAKE: Final = "its Trainer is a stand-in of a few methods; here a Trainer becomes an ODBTrainer"
 _SPIED: Final = "it looks at a call from one module of the release to another"
@@ -59,7 +59,7 @@ DIFFERENT: Final = {
 
 
 class Renamed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports `odb_ref.compat.x` where `odb.x` is asked for, in this process and in those that it starts."""
+    """Imports `odb_ref.compat.x` in place of `odb.x`, in this process and in those that it starts."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         return importlib.util.spec_from_loader(name, self) if name.partition(".")[0] == "odb" else None
@@ -70,7 +70,7 @@ class Renamed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         get = getattr(module, "__getattr__", None)
 
         def find(name: str) -> object:
-            """Lets a file of tests import what is not here: the tests that use it fail, the others run."""
+            """Lets a test file import missing names. The tests that use them fail, and the others run."""
             if get is not None and not name.startswith("_"):
                 with suppress(AttributeError):
                     return get(name)
@@ -85,7 +85,7 @@ class Renamed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class Absent:
-    """Stands for a name that `odb_ref.compat` has not."""
+    """Replaces a name that `odb_ref.compat` lacks."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -98,7 +98,7 @@ STARTS = "import sys, tests.peer.own_tests as own; sys.meta_path.insert(0, own.R
 
 
 def run(path: Path, *options: str) -> dict[str, str]:
-    """Returns what came of each test: ``passed``, ``failed``, ``skipped`` or ``error``."""
+    """Returns the result of each test: ``passed``, ``failed``, ``skipped`` or ``error``."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(path / "tests", folder / "theirs")
@@ -108,7 +108,7 @@ def run(path: Path, *options: str) -> dict[str, str]:
         command = [sys.executable, "-m", "pytest", "-q", "--rootdir", name, "-c", "/dev/null", "-p", "no:cacheprovider"]
         places = os.pathsep.join((name, str(ROOT), str(ROOT / "simulator")))
         found: dict[str, str] = {}
-        for file in sorted((folder / "theirs").glob("test_*.py")):  # one by one: a test may end its process
+        for file in sorted((folder / "theirs").glob("test_*.py")):  # one by one, because a test may end its process
             report = folder / f"{file.stem}.xml"
             subprocess.run(
                 [*command, f"--junit-xml={report}", "--timeout", LIMIT_S, str(file), *options],

@@ -1,6 +1,6 @@
-"""Jobs that the released peer gets wrong, or got wrong when it was measured: ours gets them right.
+"""Jobs that the released peer gets wrong, or got wrong when it was measured. Ours gets them right.
 
-What the peer does is often a race, so only its arithmetic is asserted; the rest is printed (``pytest -rP``), and
+The peer's behaviour is often a race, so only its arithmetic is asserted, and the rest is printed (``pytest -rP``).
 ``python -m tests.bench --peer-cases`` prints all cases as measured at the time.
 """
 

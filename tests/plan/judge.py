@@ -1,4 +1,4 @@
-"""Problems of every term, for the judge of the conformance kit."""
+"""Problems with all terms, for the judge of the conformance kit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["BUDGET", "Problem", "compute_cost", "find_faults", "get_columns", "m
 
 
 def get_columns(problem: Problem, rank: int | None = None) -> dict[str, Any]:
-    """The arguments of one rank, or with None of all samples together."""
+    """Returns the arguments of one rank, or with None of all samples together."""
     return {
         "lengths": pick(problem.lengths, rank),
         "supervised": None if problem.supervised is None else pick(problem.supervised, rank),
@@ -37,7 +37,7 @@ def make_plan(problem: Problem) -> Plan:
 
 
 def compute_cost(tokens: int) -> int:
-    """Attention beside the rest, at the scale of the problems below."""
+    """Returns a cost of attention and the rest, at the scale of the problems below."""
     return tokens + tokens**2 // 16
 
 
@@ -46,7 +46,7 @@ BUDGET = 60
 
 @st.composite
 def problems(draw: st.DrawFn, *, is_dealt: bool | None = None) -> Problem:
-    """Problems of every term, mostly such as can be planned."""
+    """Draws problems with all terms, most of which can be planned."""
     ranks = draw(st.integers(1, 5))
     top = draw(st.sampled_from([7, 20, BUDGET]))
     lengths = [draw(st.lists(st.integers(1, top), max_size=24)) for _ in range(ranks)]

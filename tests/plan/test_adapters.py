@@ -1,4 +1,4 @@
-"""The exchanges of other frameworks, as the how-to has them: torch on any device, MPI and Ray. Spec: R13.11."""
+"""The exchanges of other frameworks, as in the how-to: torch on any device, MPI and Ray. Spec: R13.11."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLANNED = [rank.micro_batches for rank in plan_ranks(LENGTHS, budget=60).ranks]
 
 
 def find_snippet(text: str) -> str:
-    """The block of code of the page that holds the text."""
+    """Returns the page's code block that contains the text."""
     (found,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if text in block]
     return str(found)
 
@@ -104,7 +104,7 @@ def test_torch_gathers_where_the_process_group_can(config: str, expected: tuple[
 
 
 def gather_over_an_unknown_backend(rank: int, lengths: list[list[int]]) -> Any:
-    """Plans over a backend of another project, with tensors of a device that only it serves."""
+    """Plans over a third-party backend, with tensors on a device that only this backend serves."""
     import torch.distributed as dist
 
     from odb_ref.plan import plan_rank

@@ -1,4 +1,4 @@
-"""Ranks that plan by exchange: what `plan_ranks` plans, for one all-gather; and nobody is left waiting. Spec: R13.11."""
+"""Ranks that plan by exchange get the plans of `plan_ranks` with one all-gather, and no rank is left waiting. Spec: R13.11."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_term_that_differs_is_named_on_every_rank(change: dict[str, Any], mess
 
 @pytest.mark.parametrize("change", [{1: 24, 2: 23}, {1: 23, 2: 24, 3: 1}, {1: 24, 2: 24, 3: 0, 4: 1}])
 def test_ranks_that_count_the_tokens_of_a_key_otherwise_are_told(change: dict[int, int]) -> None:
-    """Spec: R13.11. What is given must come to the supervised tokens of all ranks, in as many keys on each."""
+    """Spec: R13.11. The counts must add up to the supervised tokens of all ranks, with the same number of keys on each."""
     problem = Problem(lengths=[[7, 8, 9]] * 2, together=[[1, 1, 2], [1, 2, 2]], terms={"budget": 60, "within": "step"})
     for culprit in (0, 1):
         found = plan_in_world(
@@ -213,7 +213,7 @@ def test_another_process_with_another_hash_seed_plans_the_same() -> None:
 
 
 def test_the_world_tells_who_is_left_waiting() -> None:
-    """The check can fail: a rank that raises before its exchange leaves the others in it."""
+    """The check can fail: a rank that raises before its exchange leaves the others waiting in it."""
 
     def plan_badly(lengths: list[int], *, exchange: Any, budget: int, **_: Any) -> Any:
         if max(lengths) > budget:

@@ -1,4 +1,4 @@
-"""Plans of every term, judged by what R13 promises. Spec: R13."""
+"""Plans with all terms, judged by what R13 promises. Spec: R13."""
 
 from __future__ import annotations
 

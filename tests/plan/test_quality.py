@@ -1,4 +1,4 @@
-"""How good plans are: no micro-batch is costlier than need be."""
+"""The quality of plans: no micro-batch is costlier than necessary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LENGTHS = st.lists(st.integers(1, BUDGET), min_size=1, max_size=30)
 
 
 def divide(lengths: list[int], **terms: object) -> list[list[int]]:
-    """The lengths of each micro-batch of one rank."""
+    """Returns the lengths of each micro-batch of one rank."""
     plan = plan_rank(lengths, **{"budget": BUDGET} | terms)  # type: ignore[arg-type]
     return [[lengths[index] for index in batch] for batch in plan.micro_batches]
 
@@ -40,7 +40,7 @@ def test_a_sample_of_the_mean_or_more_is_alone(lengths: list[int], at_least: int
 
 
 def list_partitions(items: list[int], parts: int) -> list[list[list[int]]]:
-    """All partitions of items into at most so many parts."""
+    """Returns all partitions of items into at most ``parts`` parts."""
     if not items:
         return [[]]
     first, rest = items[0], items[1:]
@@ -65,7 +65,7 @@ FEW = st.lists(st.integers(1, BUDGET), min_size=1, max_size=7)
 def test_the_costliest_padded_micro_batch_is_as_cheap_as_can_be(
     lengths: list[int], at_least: int, has_cost: bool
 ) -> None:
-    """Spec: R13.6. And so is the costliest of the others, when that one is a single sample."""
+    """Spec: R13.6. If that one is a single sample, the costliest of the others is also as cheap as possible."""
     cost = compute_cost if has_cost else int
 
     def measure(batch: list[int]) -> int:
@@ -89,7 +89,7 @@ def test_the_costliest_padded_micro_batch_is_as_cheap_as_can_be(
 def test_the_costliest_packed_micro_batch_is_near_the_cheapest(
     lengths: list[int], at_least: int, has_cost: bool
 ) -> None:
-    """Spec: R13.6. There is no quick optimum: Graham's bound is that of the greedy, and what is settled is nearer."""
+    """Spec: R13.6. There is no quick optimum. The greedy has Graham's bound, and settling comes nearer."""
     cost = compute_cost if has_cost else int
     batches = divide(lengths, budget=10**6, at_least=at_least, cost=compute_cost if has_cost else None)
     costliest = max(sum(map(cost, batch)) for batch in batches)
@@ -100,7 +100,7 @@ def test_the_costliest_packed_micro_batch_is_near_the_cheapest(
 
 @given(FEW)
 def test_there_are_few_more_than_the_fewest(lengths: list[int]) -> None:
-    """Spec: R13.4, R13.10. Best fit of the longest first: 11/9 of the fewest and 6/9 at most (Dosa)."""
+    """Spec: R13.4, R13.10. Best fit of the longest first: at most 11/9 of the fewest and 6/9 (Dosa)."""
     plan = plan_rank(lengths, budget=BUDGET)
     fewest = min(
         len(partition)

@@ -1,4 +1,4 @@
-"""What settling ends with, of many samples: few are compared with the proved model (`tests.proofs.test_plan`). Spec: R13.5."""
+"""Results of settling for many samples. `tests.proofs.test_plan` compares few samples with the proved model. Spec: R13.5."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUDGET = 16_384
 
 
 def test_one_that_is_empty_has_nothing_to_give() -> None:
-    """Spec: R13.5. From more units than are exchanged, fewer than there are micro-batches."""
+    """Spec: R13.5. There are more units than are exchanged, but fewer than micro-batches."""
     assert plan_rank([1] * 32_769, budget=60, at_least=32_770).count == 32_770
 
 
@@ -33,7 +33,7 @@ def test_real_lengths_take_the_fewest_steps_and_wait_no_longer_than_they_must(na
 
 
 def test_what_the_greedy_misses_evening_out_finds() -> None:
-    """Spec: R13.4. 23.994 budgets of short samples: the greedy leaves one over, and so does best fit."""
+    """Spec: R13.4. With 23.994 budgets of short samples, the greedy leaves one over, and so does best fit."""
     lengths = [min(int(length), BUDGET) for length in load_lengths("gsm8k").tokens]
     drawn = random.Random("gsm8k2").sample(lengths, 2_048)
     assert plan_rank(drawn, budget=BUDGET).count == 24

@@ -17,7 +17,7 @@ from tests.plan.worlds import plan_in_world
 
 
 def compute_gradient(rank: int, index: int, token: int) -> Fraction:
-    """The gradient of one token's loss, of one parameter: anything at all, so that no two places can stand for each other."""
+    """Returns the gradient of one token's loss for one parameter, an arbitrary number, so that no two places are alike."""
     return Fraction((7 * rank + 11 * index + 13 * token) % 101 + 1, 1 + (rank + index + token) % 17)
 
 
@@ -30,7 +30,7 @@ def mean(values: list[Fraction]) -> Fraction:
 
 
 def compute_mean_gradient(problem: Problem, kind: str) -> Fraction:
-    """What one process makes of all samples, in the plainest way."""
+    """Returns the result of one process for all samples, computed in the simplest way."""
     tokens: list[list[Fraction]] = []
     keys = []
     for rank, lengths in enumerate(problem.lengths):
@@ -55,7 +55,7 @@ def compute_mean_gradient(problem: Problem, kind: str) -> Fraction:
 
 
 def find_sample(problem: Problem, rank: int, index: int) -> tuple[int, int]:
-    """The rank and index at which a sample came in."""
+    """Returns the original rank and index of a sample."""
     if not problem.is_dealt:
         return rank, index
     for home, lengths in enumerate(problem.lengths):
@@ -67,7 +67,7 @@ def find_sample(problem: Problem, rank: int, index: int) -> tuple[int, int]:
 
 @given(problems(), st.sampled_from([*Mean]))
 def test_the_gradient_is_that_of_the_mean_over_the_whole(problem: Problem, kind: Mean) -> None:
-    """Spec: R13.9. Checks: WEIGHT. To the last digit: in fractions."""
+    """Spec: R13.9. Checks: WEIGHT. Exact, in fractions."""
     plan = try_plan(problem)
     found = Fraction(0)
     shares = Fraction(0)
@@ -82,7 +82,7 @@ def test_the_gradient_is_that_of_the_mean_over_the_whole(problem: Problem, kind:
                 found += weight * sum(gradients)
                 tokens += gradients
             shares += share
-            if len({weight for weight in of_samples if weight}) == 1:  # then the factor for the mean does as well
+            if len({weight for weight in of_samples if weight}) == 1:  # then the factor for the mean is enough
                 alike = max(of_samples)
                 assert share * mean(tokens) == alike * sum(tokens, Fraction(0))
         assert weights.scales == tuple(float(share * len(plan.ranks)) for share in weights.batches)

@@ -1,4 +1,4 @@
-"""Ranks that plan by exchange, in one process: a thread each, in the world of the conformance kit."""
+"""Ranks that plan by exchange in one process, with a thread each, in the world of the conformance kit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Planner = Callable[..., RankPlan]
 
 
 def plan_in_world(problem: Problem, planner: Planner = plan_rank, changes: Sequence[dict[str, Any]] = ()) -> list[Any]:
-    """What each rank gets, or the exception that it raises. ``changes`` are other arguments for some ranks."""
+    """Returns what each rank gets, or the exception that it raises. ``changes`` are other arguments for some ranks."""
     world = World(len(problem.lengths))
 
     def run(rank: int) -> Any:

@@ -1,4 +1,4 @@
-"""The extracted Coq model as a program: built once, skipped with a clear line where Coq is missing, never skipped in CI."""
+"""The extracted Coq model as a program: built once, skipped with a clear line if Coq is missing, never skipped in CI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Model = Callable[[str], list[str]]
 
 
 def require_coq() -> None:
-    """Skips the test where a tool is missing; fails it in CI."""
+    """Skips the test if a tool is missing, and fails it in CI."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if not missing:
         return
@@ -42,7 +42,7 @@ def model() -> Model:
 
 
 def ask_model(case: str) -> list[str]:
-    """The lines that the extracted model, once built, prints for a case."""
+    """Returns the lines that the extracted model, once built, prints for a case."""
     run = subprocess.run([PROOFS / "extracted/model"], input=case, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout.splitlines()

@@ -1,7 +1,7 @@
-"""Attacks on the proofs and their guard: each must break the build or the audit. `python -m tests.proofs.mutants` tries all.
+"""Attacks on the proofs and their guard. Each must break the build or the audit. `python -m tests.proofs.mutants` tries all.
 
-A mutant is what a careless or a hostile change could be: a false proof, a statement that says less, an assumption
-that says more, a definition that means something else, a part that is gone together with every mention of it.
+A mutant is a possible careless or hostile change: a false proof, a weaker statement, a stronger assumption, a definition with
+another meaning, a part that is removed with every mention of it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Edit = tuple[str, str, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """``edits`` are (file, old text, new text); where the new text is None, the file goes. ``by`` matches what refuses it."""
+    """``edits`` are (file, old text, new text). A new text of None deletes the file. ``by`` matches what refuses it."""
 
     name: str
     edits: tuple[Edit, ...]
     by: str
     is_quick: bool = False
-    """Little has to be checked again, so CI tries it."""
+    """Only little has to be checked again, so CI tries it."""
 
 
 def _edit(
@@ -41,7 +41,7 @@ def _edit(
 
 
 def _add(name: str, file: str, text: str, by: str) -> Mutant:
-    """A text at the end of a file."""
+    """Adds a text at the end of a file."""
     return Mutant(name=name, edits=((file, "", text),), by=by, is_quick=True)
 
 
@@ -111,7 +111,7 @@ MUTANTS = (
                  " Qed."),)),
     _edit("a checker that is told to look away", "_CoqProject", "-Q . ODB", "-Q . ODB\n-arg -type-in-type",
           "_CoqProject is", is_quick=True),
-    # Statements that say less.
+    # Weaker statements.
     _edit("a theorem that is True", "Weight.v",
           "Theorem an_update_without_supervised_tokens_has_loss_zero :",
           "Theorem an_update_without_supervised_tokens_has_loss_zero : True.\nProof. exact I. Qed.\n\nLemma the_former :",
@@ -133,7 +133,7 @@ MUTANTS = (
     _edit("a name that means something else", "Witness.v", "(** In round 1 rank 0",
           "Definition reachable (n : nat) (c : nat -> config) (d : nat -> nat) (i : nat -> list sample) (s : sys) : Prop :=\n"
           "  System.reachable n c d i s.\n\n(** In round 1 rank 0", _REVIEWED, is_quick=True),
-    # Assumptions that say more.
+    # Stronger assumptions.
     _edit("an assumption that nothing meets", "Facts.v", _LAST_ASSUMPTION, _NO_RANK, "Job.v: own_ok|Joined.v|Witness.v"),
     _edit("an assumption that nothing meets, and nobody to miss it", "Facts.v", _LAST_ASSUMPTION, _NO_RANK, "own_ok",
           more=(("Witness.v", "", None), ("Joined.v", "", None))),
@@ -144,7 +144,7 @@ MUTANTS = (
           "Record sane (a : offer) : Prop := {\n  sane_never : o_round_max a < o_round_min a;", "sane_agreement"),
     _edit("one sample a window", "Local.v", "ok_window : forall r k, 1 <= c_window c r k;",
           "ok_window : forall r k, 1 = c_window c r k;", "own_ok|the_shipped_configuration_meets"),
-    # Definitions that mean something else.
+    # Definitions with another meaning.
     _edit("nothing ever happens", "System.v", "reachable s -> step s l t -> reachable t.",
           "reachable s -> step s l t -> reachable s.", "leads_reachable"),
     _edit("nobody may fail", "System.v",
@@ -354,7 +354,7 @@ MUTANTS = (
           ":: cut f budget most limits (skipn (length g) l)", "cut_step", is_quick=True),
     _edit("nothing is asked of friendly numbers", "Sizes.v", "/\\ s m = true /\\ s (n - m) = true }.", "/\\ s m = true }.",
           "Sizes.v", is_quick=True),
-    # Parts that are gone, or came.
+    # Parts removed or added.
     Mutant(name="a file goes with its rows", edits=(("Weight.v", "", None),), by=_REVIEWED, is_quick=True),
     _edit("a file that nothing builds", "_CoqProject", "Weight.v\n", "", "is not in _CoqProject", is_quick=True),
     _edit("a row goes", "README.md", "| WEIGHT | The average over ranks", "\nThe average over ranks",
@@ -390,7 +390,7 @@ def _copy() -> Iterator[Path]:
 
 
 def _find_lemma(folder: Path, output: str) -> str:
-    """Where the build ends: the file, and the last name defined above the error."""
+    """Returns where the build ends: the file, and the last name defined above the error."""
     place = re.search(r'File "\./(\w+\.v)", line (\d+)', output)
     if place is None:
         return output[-2000:]
@@ -401,7 +401,7 @@ def _find_lemma(folder: Path, output: str) -> str:
 
 
 def try_mutant(mutant: Mutant) -> str | None:
-    """What refused it, or None when nothing did. The proofs must have been built."""
+    """Returns what refused the mutant, or None if nothing did. The proofs must have been built."""
     with _copy() as folder:
         apply_edits(mutant, folder)
         audit = [str(folder / "audit.py"), "--here"]
@@ -414,7 +414,7 @@ def try_mutant(mutant: Mutant) -> str | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Tries every mutant whose name holds one of the arguments; all without. Returns 1 when one is not refused as it should."""
+    """Tries every mutant, or those whose name holds an argument. Returns 1 if one is not refused as it should be."""
     survivors = 0
     chosen = [m for m in MUTANTS if not arguments or any(argument in m.name for argument in arguments)]
     for mutant in chosen:

@@ -1,6 +1,6 @@
-"""Problems of known lengths: as words for the extracted model, and drawn at random.
+"""Problems of known lengths, as words for the extracted model, and drawn at random.
 
-``python -m tests.proofs.plans`` has the model, once built (``make -C proofs extraction``), write the cases of the level
+``python -m tests.proofs.plans`` lets the model, once built (``make -C proofs extraction``), write the cases of the level
 *exact*.
 """
 
@@ -26,25 +26,25 @@ _SEEDS: Final = """
 786 788 892 1267
 """
 _PADDED_SEEDS: Final = "21 24 28 177 190 231 512 669 838 5198"
-"""Three, where there are as many, that each planted defect of the planner fails: two at least of padded ones."""
+"""Where possible, three problems that each planted defect of the planner fails, at least two of them padded."""
 _LAST: Final = Problem(
     lengths=[[60, 1, 15, 14], [10, 13, 2, 10], [12, 16, 15, 15], [5, 16, 2, 14]],
     is_dealt=True,
     uses={"patches": [[2, 7, 7, 1], [3, 1, 0, 7], [2, 4, 1, 1], [3, 0, 2, 1]]},
     terms={"budget": 60, "limits": {"patches": 8}, "at_least": 2},
 )
-"""Settled, one micro-batch would give away its last sample: to one that costs less, and had no room for it before."""
+"""With settling, one micro-batch would give away its last sample, to one that costs less and had no room for it before."""
 _STEPS: Final = Problem(
     lengths=[[2, 1, 3, 4], [3, 1, 4, 4]],
     is_dealt=True,
     uses={"patches": [[2, 5, 0, 0], [3, 0, 1, 3]]},
     terms={"budget": 8, "limits": {"patches": 5, "samples": 4}},
 )
-"""Three micro-batches would do, and are not sought: two ranks need four."""
+"""Three micro-batches would be enough, but are not searched for, since two ranks need four."""
 
 
 class Thresholds(NamedTuple):
-    """The numbers of R13.4 and R13.5 beyond which less is tried: small ones reach what comes after them."""
+    """The numbers in R13.4 and R13.5 beyond which less is tried. Small ones reach what comes after them."""
 
     near: int = NEAR
     far: int = FAR
@@ -56,7 +56,7 @@ SHIPPED: Final = Thresholds()
 
 
 def write_problem(problem: Problem, thresholds: Thresholds = SHIPPED) -> str:
-    """The question for the model."""
+    """Returns the question for the model."""
     terms = problem.terms
     cost, most = terms.get("cost"), terms.get("at_most")
     limits = dict(sorted(terms.get("limits", {}).items()))
@@ -87,7 +87,7 @@ def write_problem(problem: Problem, thresholds: Thresholds = SHIPPED) -> str:
 
 
 def _write_samples(problem: Problem, rank: int, limits: list[str]) -> list[str]:
-    """A sample each: its key or number, its place, its length rounded up, no token that carries loss, what it uses."""
+    """Returns for each sample: its key or number, place, length rounded up, no token that carries loss, and what it uses."""
     rows = []
     tokens = problem.list_tokens(rank, range(len(problem.lengths[rank])))
     for index, length in enumerate(tokens):
@@ -98,7 +98,7 @@ def _write_samples(problem: Problem, rank: int, limits: list[str]) -> list[str]:
 
 
 def draw_problem(rng: Random) -> Problem:
-    """A problem of the packed layout: few samples or many, short of the budget or near it, by tokens or not, with any term."""
+    """Draws a packed problem: few samples or many, short of the budget or near it, by tokens or not, with any term."""
     budget, ranks = rng.choice((12, 60, 60, 1_000)), rng.randint(1, 4)
     draw = rng.choice((_draw_any, _draw_any, _draw_tight))
     lengths = [draw(rng, budget, rng.choice((3, 9, 30))) for _ in range(ranks)]
@@ -137,21 +137,21 @@ def draw_problem(rng: Random) -> Problem:
 
 
 def draw_padded(rng: Random) -> Problem:
-    """The same in the padded layout, of which a micro-batch holds more where the budget is larger."""
+    """Draws a padded problem. Some have larger budgets, so that a micro-batch holds more."""
     problem = draw_problem(rng)
     more: Options = {"budget": rng.choice((1, 1, 2, 6)) * problem.terms["budget"], "layout": "padded"}
     return replace(problem, terms={**problem.terms, **more})
 
 
 def _draw_any(rng: Random, budget: int, most: int) -> list[int]:
-    """Up to so many lengths: short of the budget, near half of it, or beyond; now and then it or half of it."""
+    """Draws up to ``most`` lengths: below the budget, near half of it, or above, and sometimes it or half of it."""
     low, high = rng.choice(((1, budget // 8), (1, budget), (budget // 3, budget // 2 + 2), (1, budget + 2)))
     found = [rng.randint(max(1, low), max(1, high)) for _ in range(rng.randint(0, most))]
     return [rng.choice((budget, budget // 2)) if rng.random() < 0.05 else length for length in found]
 
 
 def _draw_tight(rng: Random, budget: int, most: int) -> list[int]:
-    """Lengths that fill micro-batches to the token, or nearly: fewer are sought than best fit finds."""
+    """Draws lengths that fill micro-batches completely, or nearly, so that fewer than best fit finds are searched for."""
     full = budget - rng.choice((0, 0, 1, 2))
     found: list[int] = []
     for _ in range(rng.randint(2, max(2, most // 3))):
@@ -161,7 +161,7 @@ def _draw_tight(rng: Random, budget: int, most: int) -> list[int]:
 
 
 def make_cases(model: Model) -> str:
-    """The text of `EXACT`: problems, and what the model plans."""
+    """Returns the text of `EXACT`: problems, and the model's plans."""
     problems = {seed: draw_problem(Random(int(seed))) for seed in _SEEDS.split()} | {"last": _LAST, "steps": _STEPS}
     problems |= {f"padded-{seed}": draw_padded(Random(int(seed))) for seed in _PADDED_SEEDS.split()}
     said = model(" ".join(map(write_problem, problems.values())))

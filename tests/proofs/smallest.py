@@ -1,8 +1,8 @@
-"""Makes a difference between the core and the extracted model small: the shortest log of one rank, with the least numbers.
+"""Minimises a difference between the core and the extracted model: the shortest log of one rank, with the smallest numbers.
 
-The log of one rank is a case by itself: the model is told its configuration and its events. So the world that shows the
-difference after the fewest events is taken, events are left out as long as it shows, half of them at first, then one by one;
-and then lengths, budget, window and what else is a number are made less. Many candidates are one question to the model.
+The log of one rank is a case by itself: its configuration and its events, which the model is given. The search takes the world
+that shows the difference after the fewest events. It leaves out events as long as the difference remains, first half of them,
+then one by one. Then it reduces lengths, budget, window and other numbers. One question to the model holds many candidates.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ FIELDS = (
     "collated", "planned", "global samples", "released", "queue", "taken", "failure", "stopped", "urged", "limit",
     "outcome", "post",
 )  # fmt: skip
-"""What a line of an answer holds, in its order."""
+"""The contents of an answer's line, in order."""
 LAST = 10
-"""How many of the last events of a longer case are told."""
+"""The number of last events shown of a longer case."""
 MODEST = 40
-"""Only a case of so few events is worth smaller numbers."""
+"""Numbers are reduced only in cases of at most this many events."""
 
 Model = Callable[[str], list[str]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A rank's configuration and what happens to it."""
+    """A rank's configuration and its events."""
 
     config: Config
     events: tuple[Event, ...]
@@ -51,7 +51,7 @@ class Case:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """What is to be small, the most important first."""
+        """What should be small, the most important first."""
         samples = [sample for event in self.events if isinstance(event, SamplesRead) for sample in event.samples]
         config = self.config
         settings = (
@@ -66,14 +66,14 @@ class Case:
 
     @property
     def oddities(self) -> int:
-        """How many of layout, cost and first budgets are not the usual ones."""
+        """The number of unusual values among layout, cost and first budgets."""
         own = sum(budget != NONE for budget in self.budgets)
         return own + (self.config.layout != Layout.PADDED) + (self.config.cost != TOKENS)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """After which event of a case the two say what; 0 is the start."""
+    """The event of a case after which the two differ, and their answers. 0 is the start."""
 
     case: Case
     place: int
@@ -82,12 +82,12 @@ class Difference:
 
     @property
     def is_refusal(self) -> bool:
-        """True when only one of them refuses the event."""
+        """True if only one of them refuses the event."""
         return "refused" in (self.python, self.model)
 
 
 def _play(core: Core, case: Case, prints: dict[str, int]) -> tuple[tuple[Event, ...], list[str]]:
-    """What happened, with positions and rounds that follow on one another, and what the Python says of each."""
+    """Returns the events, with consecutive positions and rounds, and the answers of the Python to each."""
     config = case.config
     state, effects = begin(core, config, case.budgets)
     events: list[Event] = []
@@ -105,7 +105,7 @@ def _play(core: Core, case: Case, prints: dict[str, int]) -> tuple[tuple[Event, 
 
 
 def _follow(state: State, event: Event) -> Event:
-    """The event with the position or the round that comes next, which an event left out before it has shifted."""
+    """Returns the event with the next position or round, since an earlier event may have been left out."""
     match event:
         case SamplesRead():
             samples = (replace(item, position=i) for i, item in enumerate(event.samples, state.read_samples))
@@ -117,7 +117,7 @@ def _follow(state: State, event: Event) -> Event:
 
 
 def find_differences(model: Model, core: Core, cases: Sequence[Case], prints: dict[str, int]) -> list[Difference]:
-    """The cases that differ, cut after the first event that does."""
+    """Returns the cases that differ, cut after the first event that does."""
     played = []
     words = []
     for case in cases:
@@ -141,7 +141,7 @@ def find_differences(model: Model, core: Core, cases: Sequence[Case], prints: di
 
 
 def find_smallest(model: Model, core: Core, worlds: Iterable[World], limit_s: float = LIMIT_S) -> Difference | None:
-    """The smallest difference that can be found in this time; None when the logs of the worlds show none."""
+    """Returns the smallest difference found in this time, or None if the logs of the worlds show none."""
     deadline = time.monotonic() + limit_s
     worlds = list(worlds)
     prints: dict[str, int] = {}
@@ -216,9 +216,9 @@ def _iterate_settings(case: Case) -> Iterator[Case]:
 
 
 def _list_smaller(value: int, least: int) -> list[int]:
-    """Returns what to try in the place of a number: the least there is, then ever nearer to it, halving what is between.
+    """Returns candidates for a smaller number: the smallest possible, then numbers that halve the remaining distance.
 
-    One less at a time alone would take an hour where a budget is large and cannot be halved.
+    Reducing only by one would take an hour if a budget is large and cannot be halved.
     """
     nearer = {value - (value >> k) for k in range(1, value.bit_length())}
     return sorted(smaller for smaller in {least} | nearer if least <= smaller < value)
@@ -250,7 +250,7 @@ def _shorten(sample: Sample, length: int) -> Sample:
 
 
 def explain(model: Model, core: Core, worlds: Sequence[World]) -> str | None:
-    """What the model says otherwise, by the smallest case that shows it; None when they agree."""
+    """Returns how the model differs, with the smallest case that shows it, or None if they agree."""
     difference = find_difference(model, worlds)
     if difference is None:
         return None
@@ -259,7 +259,7 @@ def explain(model: Model, core: Core, worlds: Sequence[World]) -> str | None:
 
 
 def describe(found: Difference) -> str:
-    """What the two say, and the case: its last events and its configuration."""
+    """Returns both answers and the case: its last events and its configuration."""
     config, events = found.case.config, found.case.events
     quota = "" if config.quota_samples is None else f" of {config.quota_samples}"
     limits = f", limits {list(config.limits)}" if config.limits else ""
@@ -291,7 +291,7 @@ def _describe_event(event: Event) -> str:
 
 
 def _cut_out(text: str, other: str) -> str:
-    """The fields of ``text`` that ``other`` has otherwise."""
+    """Returns the fields of ``text`` that differ in ``other``."""
     ours, theirs = text.split(" | "), other.split(" | ")
     if not len(ours) == len(theirs) == len(FIELDS):
         return text[:200]

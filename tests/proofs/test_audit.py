@@ -1,4 +1,4 @@
-"""The audit of the proofs refuses what is not a proof, and asks Coq about a copy that it has compiled itself."""
+"""The audit of the proofs refuses what is not a proof, and asks Coq about a copy that it compiled itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROPERTIES = PROOFS.parent / "spec" / "properties.md"
 
 @pytest.fixture(scope="module")
 def audit() -> ModuleType:
-    """The audit as a module."""
+    """Returns the audit as a module."""
     require_coq()
     spec = spec_from_file_location("audit_of_the_proofs", PROOFS / "audit.py")
     assert spec is not None and spec.loader is not None
@@ -38,7 +38,7 @@ def _audit(folder: Path, *arguments: str, **environment: str) -> subprocess.Comp
 
 @pytest.fixture
 def copy(model: Model, tmp_path: Path) -> Path:
-    """A checked copy of the proofs: ``model`` has built them."""
+    """Returns a checked copy of the proofs, which ``model`` has built."""
     shutil.copytree(PROOFS, tmp_path / "proofs")
     return tmp_path / "proofs"
 
@@ -82,7 +82,7 @@ def test_the_audit_refuses_a_theorem_that_is_not_there(copy: Path) -> None:
     ],
 )
 def test_the_audit_refuses_another_program_around_the_model(copy: Path, file: str, old: str, new: str) -> None:
-    """What the Python is compared with is more than what Coq extracts."""
+    """The program compared with the Python consists of more than what Coq extracts."""
     text = (copy / file).read_text()
     assert old in text
     (copy / file).write_text(text.replace(old, new, 1))
@@ -93,14 +93,14 @@ def test_the_audit_refuses_another_program_around_the_model(copy: Path, file: st
 
 
 def test_the_page_has_the_properties_by_their_names_and_in_their_order() -> None:
-    """What `spec/properties.md` calls proved has a theorem of its name in Main.v, and nothing else has."""
+    """Each property that `spec/properties.md` calls proved has a theorem of its name in Main.v, and nothing else has."""
     text = PROPERTIES.read_text()
     listed = re.findall(r"^### ([A-Z]+)$", text, re.MULTILINE)
     proved = set(re.findall(r"^\| ([A-Z]+) \| proved", text, re.MULTILINE))
     named = re.findall(r"^Theorem (\w+)", (PROOFS / "Main.v").read_text(), re.MULTILINE)
     properties = dict.fromkeys(
         name.partition("_")[0] for name in named if name != "ASSUMPTIONS"
-    )  # UPDATE_DEALT is of UPDATE
+    )  # UPDATE_DEALT belongs to UPDATE
     assert list(properties) == [name for name in listed if name in proved]
     assert len(proved) > 15
 
@@ -109,7 +109,7 @@ def test_the_page_has_the_properties_by_their_names_and_in_their_order() -> None
 
 
 def _break(copy: Path) -> None:
-    """Makes the first file one that does not compile, or needs what is not there; everything says that it was checked since."""
+    """Makes the first file one that does not compile, or has a missing requirement, but looks checked since then."""
     (copy / "Types.v").write_text((copy / "Types.v").read_text() + "Lemma easy : False. Proof. exact hidden. Qed.\n")
     for path in copy.glob("*.vo"):
         path.touch()
@@ -117,7 +117,7 @@ def _break(copy: Path) -> None:
 
 @pytest.mark.deep
 def test_what_was_compiled_before_does_not_count(copy: Path) -> None:
-    """The time of a file can be forged. Without a copy of its own, the audit would not see it."""
+    """File times can be forged. Without its own copy, the audit would not notice."""
     _break(copy)
     assert _audit(copy, "--here").returncode == 0
     done = _audit(copy)
@@ -241,7 +241,7 @@ PAIRS = {
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A folder for one file of its own."""
+    """Yields a folder for a single file."""
     require_coq()
     yield tmp_path
 

@@ -1,4 +1,4 @@
-"""Defects that only show deep in a run are caught by the comparison with the extracted model, within seconds."""
+"""The comparison with the extracted model catches defects that show only deep in a run, within seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.mutants.loader import Mutant
 from tests.proofs.conftest import Model
 
 LIMIT_S = 60
-"""A few seconds, with room for a loaded machine."""
+"""A few seconds, with a margin for a busy machine."""
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """The Python core against the proved model, extracted to OCaml: same groups, alignments, targets and whole transitions.
 
-The proofs are of the model; these tests are its link to the Python.
+The proofs are about the model, and these tests link it to the Python.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.proofs.wire import (
 )
 from tests.proofs.worlds import LEAST, find_difference, make_samples, run_world
 
-# What differs is said by its line: making a batch of cases smaller would only take time.
+# A difference is reported by its line, so shrinking a batch of cases would only take time.
 SETTINGS = settings(
     max_examples=few(150),
     deadline=None,
@@ -50,11 +50,11 @@ SETTINGS = settings(
 lengths = st.lists(st.integers(1, 40), max_size=40)
 some_limits = st.lists(st.integers(1, 30), max_size=3).map(tuple)
 some_padding = st.none() | st.integers(0, 60)
-"""How many tokens of padding a group may hold at most; without updates there is no bound (R16.3)."""
+"""The most padding in tokens that a group may hold. Without updates there is no bound (R16.3)."""
 
 
 def write_padding(budget: int, most: int | None) -> int:
-    """No group holds more padding than the budget."""
+    """Returns the bound, which is the budget if there is none, because no group's padding exceeds it."""
     return budget if most is None else most
 
 
@@ -140,7 +140,7 @@ def test_the_model_aligns_as_the_python_does(
 
 
 def test_another_cost_is_noticed(model: Model) -> None:
-    """The comparison can fail: five samples of 7 tokens have more than one of 30, but cost less where attention does."""
+    """The comparison can fail: five samples of 7 tokens have more tokens than one of 30, but cost less with attention."""
     groups = Layout.PADDED.compute_groups(make_samples([7, 7, 7, 7, 7, 30]), 35)
     words = f"{len(groups)} {' '.join(map(write_samples, groups))}"
     emitted, _ = align(groups, len(groups), 0, cost=make_attention_cost(2))
@@ -193,14 +193,14 @@ def test_the_model_makes_the_same_transitions_as_the_python(model: Model, first:
 
 @pytest.mark.deep
 def test_random_worlds_reach_what_they_must() -> None:
-    """The comparison above is only worth what it visits: it fails when too few of its worlds meet a case."""
+    """The comparison above is only worth as much as it visits. It fails if too few of its worlds meet a case."""
     reached = sum((run_world(seed).reached for seed in range(FIRST_SEED, FIRST_SEED + WORLDS)), Counter[str]())
     missed = {case: (reached[case], least) for case, least in LEAST.items() if reached[case] < least}
     assert not missed, f"met in too few of {WORLDS} worlds, (found, least): {missed}"
 
 
 def test_a_changed_configuration_is_noticed(model: Model) -> None:
-    """The comparison can fail: a model with another budget does not answer as the Python."""
+    """The comparison can fail: a model with another budget does not answer like the Python."""
     worlds = [run_world(seed, most_events=400) for seed in range(20)]
     differing = sum(find_difference(model, [world], budget_tokens=1) is not None for world in worlds)
     assert differing > 5
@@ -216,7 +216,7 @@ def test_a_changed_configuration_is_noticed(model: Model) -> None:
     ],
 )
 def test_what_differs_is_told_by_a_small_case(model: Model, name: str, most_events: int, said: str) -> None:
-    """A hundred events or more become a few, the same two answers apart, within the time for it."""
+    """A hundred events or more are reduced to a few with the same two different answers, within the time limit."""
     (mutant,) = (mutant for mutant in DEEP if mutant.name == name)
     with load(mutant, has_invariants=False) as (core, _):
         worlds = next(
@@ -229,7 +229,7 @@ def test_what_differs_is_told_by_a_small_case(model: Model, name: str, most_even
         assert time.monotonic() - began < 12 * LIMIT_S
         assert found is not None and len(found.case.events) == found.place <= most_events
         assert said in describe(found)
-        # It is a difference of the defect's, not of what was made of the case.
+        # The defect causes the difference, and not the reduction of the case.
         assert len(find_differences(model, core, [found.case], {})) == 1
     assert find_differences(model, Core(), [found.case], {}) == []
 

@@ -1,4 +1,4 @@
-"""What is loaded of what a rank saved, after each event of random worlds."""
+"""Loading what a rank saved, after each event of random worlds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks on the proofs and their guard are refused. All of them: `python -m tests.proofs.mutants`."""
+"""Attacks on the proofs and their guard are refused. `python -m tests.proofs.mutants` runs all of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_an_attack_is_refused(model: Model, mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name.replace(" ", "-"))
 def test_an_attack_can_be_made(mutant: Mutant, tmp_path: Path) -> None:
-    """The text that it changes is there: the slow ones do not go stale."""
+    """The text to change exists, so that the slow attacks do not become outdated."""
     folder = tmp_path / "proofs"
     shutil.copytree(PROOFS, folder, ignore=shutil.ignore_patterns("*.vo*", "*.glob", ".*", "__*", "extracted"))
     before = {path.name: path.read_text() for path in folder.iterdir()}

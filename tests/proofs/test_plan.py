@@ -1,4 +1,4 @@
-"""Plans of known lengths, as the Python makes them and as the proved model does: `odb_ref.plan` beside proofs/Plan.v."""
+"""Plans of known lengths by the Python and by the proved model: `odb_ref.plan` beside proofs/Plan.v."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DRAWN = 600
 
 
 def show_plan(problem: Problem) -> str:
-    """What the Python plans, as the model says it."""
+    """Returns the Python's plan in the model's format."""
     try:
         said = plan_here(encode(problem))
     except UsageError:
@@ -29,7 +29,7 @@ def show_plan(problem: Problem) -> str:
 
 
 def find_difference(model: Model, seeds: range, thresholds: Thresholds = SHIPPED) -> str | None:
-    """The first problem that the two plan otherwise."""
+    """Returns the first problem for which the two plans differ."""
     return compare(model, [draw_problem(Random(seed)) for seed in seeds], thresholds)
 
 
@@ -47,7 +47,7 @@ def test_the_model_plans_as_the_python_does(model: Model) -> None:
 
 
 def test_padded_too(model: Model) -> None:
-    """Spec: R13.4, R13.5. Runs taken unit by unit, as the model takes them, are those that the Python searches for."""
+    """Spec: R13.4, R13.5. The model takes runs unit by unit, and the Python searches for them."""
     assert compare(model, [draw_padded(Random(seed)) for seed in range(3 * DRAWN)]) is None
 
 
@@ -82,5 +82,5 @@ def test_that_another_number_is_noticed(model: Model, name: str) -> None:
 
 
 def test_the_exact_cases_are_what_the_model_says(model: Model) -> None:
-    """Spec: R13. None is written by hand, nor by the Python."""
+    """Spec: R13. None is written by hand, or by the Python."""
     assert EXACT.read_text() == make_cases(model)

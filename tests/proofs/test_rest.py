@@ -1,4 +1,4 @@
-"""What is left of an epoch for another number of ranks, as the Python has it and as the proved arithmetic does."""
+"""The rest of an epoch for another number of ranks, by the Python and by the proved arithmetic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Case = tuple[list[int], list[Generation], list[int]]
 
 @st.composite
 def checkpoints(draw: st.DrawFn, samples: int) -> Checkpoint:
-    """Where a rank with so many samples may stand: what was carried had been read, and what is taken was carried or follows."""
+    """Draws where a rank with ``samples`` samples may stand: carried samples were read, taken ones were carried or follow."""
     read = draw(st.integers(0, samples))
     carried = sorted(draw(st.sets(st.integers(0, read - 1)))) if read else []
     open_ = [*carried, *range(read, samples)]
@@ -33,7 +33,7 @@ def checkpoints(draw: st.DrawFn, samples: int) -> Checkpoint:
 
 @st.composite
 def histories(draw: st.DrawFn) -> Case:
-    """An order, how it was interrupted, each time by another number of ranks, and what the Python says is left."""
+    """Draws an order, its interruptions, each by another number of ranks, and the rest according to the Python."""
     order = draw(st.permutations(range(draw(st.integers(0, 40)))))
     left = list(order)
     base = []
@@ -68,7 +68,7 @@ def test_the_model_shares_out_what_is_left_as_the_python_does(model: Model, case
 
 
 def test_a_sample_that_is_forgotten_is_noticed(model: Model) -> None:
-    """The comparison can fail: positions 0 and 2 of one rank were carried and 2 taken, so 0 is left, before what was unread."""
+    """The comparison can fail: positions 0 and 2 of one rank were carried and 2 taken, so 0 is left, before the unread ones."""
     part = Part(Checkpoint(start=RoundStart(read_samples=3, carried=(0, 2)), taken=(2, 3)))
     order = [7, 5, 6, 4, 8]
     assert Generation((part,)).compute_rest(order) == [7, 8]

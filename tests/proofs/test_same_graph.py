@@ -1,11 +1,11 @@
-"""The coupled system of the proofs, extracted, and the explorer's, walked side by side: the same states, the same transitions.
+"""The coupled system of the proofs, extracted, and the explorer's, walked side by side: the same states and transitions.
 
-`Run.perform` is proved to do exactly what `lossy_step` allows. Here it goes through small worlds beside the code: each world
-of the explorer is paired with a state of the model, everything they can do next is compared in both directions, and so are
-all fields of every rank, what it has posted, and the answer of the exchange with the target it leads to.
+`Run.perform` is proved to do exactly what `lossy_step` allows. Here it walks through small worlds beside the code. Each world
+of the explorer is paired with a state of the model. Everything that can happen next is compared in both directions, and so are
+all fields of every rank, its posts, and the answer of the exchange with the resulting target.
 
-What surrounds a rank is the explorer's: how much may go wrong, how a source answers, who is still reading or collating after a
-failure, whose process is gone. Where that says that something cannot happen, the model is not asked.
+The surroundings of a rank are the explorer's: the number of faults, how a source answers, which ranks still read or collate
+after a failure, whose process is gone. If these prevent something, the model is not asked.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ _CAUSES = re.compile(
 
 
 def _number(text: str) -> str:
-    """The text with causes as the model has them, which are numbers."""
+    """Returns the text with the model's causes, which are numbers."""
     return _CAUSES.sub(lambda m: str(10 + int(m[1]) if m[1] else 50 + int(m[2]) if m[2] else 90 if m[3] else 9), text)
 
 
@@ -112,7 +112,7 @@ def _open_model() -> Iterator[subprocess.Popen[str]]:
 
 @dataclass
 class Pair:
-    """The explorer's space and the model's, and what is in each of what is in the other."""
+    """The explorer's space and the model's, and the pairs of their states."""
 
     bounds: Bounds
     process: subprocess.Popen[str]
@@ -125,11 +125,11 @@ class Pair:
         self.space = Space(self.bounds, self.core)
         self.configs = [self.bounds.compute_config(rank) for rank in range(self.bounds.ranks)]
         self.prints = {config.shared_json: config.fingerprint for config in self.configs}
-        # The model compares fingerprints, in unary: small ones, in the same order, do.
+        # The model compares fingerprints, in unary numbers. Small ones in the same order are enough.
         self.small = {str(number): str(i) for i, number in enumerate(sorted(set(self.prints.values())), 1)}
 
     def walk(self) -> None:
-        """Goes through all worlds.
+        """Walks through all worlds.
 
         Raises: AssertionError where the two differ.
         """
@@ -164,7 +164,7 @@ class Pair:
         self.write("-1")
 
     def meet(self, world: World, answer: str) -> None:
-        """Pairs a world with a state: their labels are the same, and it is always the same state."""
+        """Pairs a world with a state. Their labels must be equal, and a world must always meet the same state."""
         number, _, label = answer.partition(" ")
         assert label == self.show(world)
         assert self.numbers.setdefault(world, number) == number
@@ -179,21 +179,21 @@ class Pair:
         return self.process.stdout.readline().rstrip("\n")
 
     def show(self, world: World) -> str:
-        """The label of a world, as the model prints it."""
+        """Returns the label of a world, as the model prints it."""
         shared = self.space.get_shared(world)
         ranks = self.space.get_ranks(world)
         parts = [f"{self.show_rank(rank)} | {shared.owed >> i & 1}" for i, rank in enumerate(ranks)]
         return self.shorten(_number(" || ".join([*parts, self.show_answer(self.space.get_answer(world))])))
 
     def shorten(self, text: str) -> str:
-        """The text with small fingerprints."""
+        """Returns the text with small fingerprints."""
         for number, short in self.small.items():
             text = text.replace(number, short)
         return text
 
     def show_rank(self, rank: ExploredRank) -> str:
         state = rank.state
-        # The driver's books and the core's state say the same.
+        # The driver's books and the core's state agree.
         assert rank.queue == state.queue
         assert (rank.finish is not None) == (state.phase is Phase.DONE)
         effects: Sequence[Effect] = () if rank.post is None else (rank.post,)
@@ -213,7 +213,7 @@ class Pair:
                 return "counted " + show_list(map(show_counts, counts))
 
     def count_fitting(self, rank: int, state: State, there: int) -> int:
-        """How many of the next samples the window has room for, a token having a byte. Spec: R2.3."""
+        """Returns how many of the next samples fit the window, at one byte per token. Spec: R2.3."""
         next_ones = self.bounds.compute_shard(rank)[state.read_samples :][:there]
         held = sum(sample.length for sample in state.window)
         is_empty = not state.window
@@ -248,7 +248,7 @@ class Pair:
                 return f"{_CHOICES[action.act]} {i}"
 
     def is_kept_from(self, world: World, action: Action) -> bool:
-        """True when it is the rank's surroundings that keep it from something, not the rank."""
+        """Returns True if the rank's surroundings prevent the action, and not the rank."""
         ranks, shared, bounds = self.space.get_ranks(world), self.space.get_shared(world), self.bounds
         rank = ranks[action.rank]
         others = [q for i, q in enumerate(ranks) if i != action.rank]
@@ -268,7 +268,7 @@ class Pair:
                     or rank.finish is not None
                 )
             case Act.TAKE:
-                # Who leaves a rank that is done leaves the machine as it is. A step left in the middle of has no end.
+                # A consumer that leaves a finished rank does not change the machine. A step left halfway has no end.
                 is_gone_unsaid = rank.is_left and rank.finish is not None
                 return is_gone_unsaid or any(q.is_inside and q.entered_steps < len(rank.taken) for q in ranks)
             case Act.STOP:
@@ -300,7 +300,7 @@ _CHOICES = {
 
 
 def show_target(config: Config, agreement: Offer) -> str:
-    """The target of an agreement that plans steps."""
+    """Returns the target of an agreement that plans steps."""
     is_bad = agreement.failed_rank != NONE or agreement.fingerprint_min != agreement.fingerprint_max
     is_plain = not is_bad and agreement.stop_rank == NONE and agreement.ready_min
     return str(compute_round_target(config, agreement)) if is_plain else "-"
@@ -327,7 +327,7 @@ def _ignore_urges(config: Config, state: State, event: Event) -> Transition:
 
 
 def _deliver_late(config: Config, state: State, event: Event) -> Transition:
-    """A step less is delivered than there is room for."""
+    """Delivers one step fewer than there is room for."""
     after, effects = transition(config, state, event)
     if len(after.queue) < 2 or not isinstance(event, Agreed):
         return after, effects
@@ -345,7 +345,7 @@ def _deliver_late(config: Config, state: State, event: Event) -> Transition:
     ids=["another-reduction", "no-urges", "late-deliveries"],
 )
 def test_another_core_has_another_graph(model: Model, name: str, core: Core) -> None:
-    """The comparison can fail, where the core's own invariants say nothing."""
+    """The comparison can fail where the core's own invariants find nothing."""
     core = replace(core, check=lambda *_: None)
     with _open_model() as process, pytest.raises((AssertionError, Breach)) as caught:
         Pair(WORLDS[name], process, core).walk()

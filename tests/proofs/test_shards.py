@@ -1,4 +1,4 @@
-"""What ranks draw of a common order, as the Python has it and as the proved deal does."""
+"""What ranks draw from a common order, by the Python and by the proved deal."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_the_model_shares_out_as_the_python_does(model: Model, wants: list[int],
 
 
 def test_a_sample_that_goes_to_another_rank_is_noticed(model: Model) -> None:
-    """The comparison can fail: of two ranks that want alike, the lower one draws the odd sample."""
+    """The comparison can fail: of two ranks that want the same, the lower one draws the odd sample."""
     assert ask(model, [2, 2], 3) == ["[2 1]"] != ["[1 2]"]
 
 
 def deal_update(loads: list[list[int]], begin: int, end: int) -> list[tuple[int, list[int]]]:
-    """Returns of each portion of an update its first place and how many places each rank draws, as the Python has it."""
+    """Returns for each portion of an update its first place and the number of places each rank draws, by the Python."""
     portions, drawn = [], begin
     for k, told in enumerate(loads):
         draws = [
@@ -67,6 +67,6 @@ def test_the_model_deals_an_update_as_the_python_does(
 
 
 def test_a_portion_by_other_loads_is_noticed(model: Model) -> None:
-    """The comparison can fail: the heavier rank draws less of what is left."""
+    """The comparison can fail: the heavier rank draws less of the rest."""
     assert model("portions 3 0 8 2 2 0 0 2 30 10") == ["0 [3 3]", "6 [0 2]"]
     assert model("portions 3 0 8 2 2 0 0 2 10 30") == ["0 [3 3]", "6 [2 0]"]

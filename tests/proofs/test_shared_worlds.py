@@ -34,11 +34,11 @@ LEAST = {
     "a draw after the first": 40,
     "nothing is drawn": 20,
 }
-"""In how many of the worlds each case is met at least."""
+"""The minimum number of worlds that must meet each case."""
 
 
 class SharedWorld(World):
-    """Ranks that draw what they read from one order. Nothing is lost: the model has no lost peers where ranks draw."""
+    """Ranks that draw their input from one order. No peer is lost, because the model has no losses with drawing ranks."""
 
     def __init__(self, world: World) -> None:
         self.order = [sample for rank in world.ranks for sample in rank.source]
@@ -52,14 +52,14 @@ class SharedWorld(World):
             rank.lines[0] += self._show_books(index, ())
 
     def _show_books(self, index: int, effects: Sequence[Effect]) -> str:
-        """What the rank says that it wants, how far the order is drawn, and what the rank has drawn of it."""
+        """Returns what the rank wants, how far the order is drawn, and what the rank has drawn from it."""
         want = next((effect.wanted for effect in effects if isinstance(effect, PostCounts)), None)
         return (
             f" | {'-' if want is None else want} | {self.ranks[index].state.draw.end} | {show_list(self.places[index])}"
         )
 
     def handle(self, index: int, event: Event) -> None:
-        """Lets the event happen. Sums that come at the wrong time, or wrong ones, still say what all want."""
+        """Makes the event happen. Sums at the wrong time, or wrong ones, still contain what all want."""
         rank = self.ranks[index]
         if isinstance(event, Counted):
             event = replace(event, wants=event.wants or (1,) * len(self.ranks))
@@ -89,19 +89,19 @@ class SharedWorld(World):
         self._reach("nothing is drawn", draw is not before and not draw.count)
 
     def _read(self, index: int, state: State) -> SamplesRead:
-        """A part of what was drawn."""
+        """Returns a part of what was drawn."""
         places = self.places[index][state.read_samples :][: self.rng.randint(1, state.wanted_samples)]
         read = tuple(replace(self.order[p], position=i) for i, p in enumerate(places, state.read_samples))
         return SamplesRead(read, is_ended=False)
 
 
 def run_shared_world(seed: int, core: Core | None = None, layouts: type[Layout] = Layout) -> SharedWorld:
-    """The world of a seed, driven to its end."""
+    """Runs the world of a seed to its end."""
     return SharedWorld(make_world(seed, core or Core(), layouts)).run()
 
 
 def find_shared_difference(model: Model, worlds: Sequence[SharedWorld]) -> str | None:
-    """The first line that the model does not say, with what the Python says; all worlds in one question."""
+    """Returns the first line that differs from the model's, with the Python's. All worlds are one question."""
     asked, expected = [], []
     for world in worlds:
         for rank in world.ranks:
@@ -126,7 +126,7 @@ def test_ranks_that_draw_make_the_same_transitions_as_the_model(model: Model, fi
 
 @pytest.mark.deep
 def test_random_worlds_of_shared_shards_reach_what_they_must() -> None:
-    """The comparison above is only worth what it visits."""
+    """The comparison above is only worth as much as it visits."""
     reached = sum((run_shared_world(seed).reached for seed in range(WORLDS)), Counter[str]())
     missed = {case: (reached[case], least) for case, least in LEAST.items() if reached[case] < least}
     assert not missed, f"met in too few of {WORLDS} worlds, (found, least): {missed}"

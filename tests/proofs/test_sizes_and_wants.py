@@ -20,7 +20,7 @@ from tests.proofs.wire import show_group, show_groups, write_cost, write_integer
 from tests.proofs.worlds import make_samples
 
 TOTAL = 500
-"""Places of a common order."""
+"""The number of places in a common order."""
 
 sizes = st.sampled_from(Sizes)
 
@@ -103,6 +103,6 @@ def test_the_model_wants_what_the_python_does(
     ],
 )
 def test_what_the_comparison_would_notice(model: Model, asked: str, answer: str) -> None:
-    """Three samples under a budget for all of them are cut to two, and parted where there would be padding and none may be; of
-    packed rows no more is wanted than is left for each."""
+    """Three samples with a budget for all of them are cut to two, and separated if padding is not allowed. No more packed
+    rows are wanted than are left for each."""
     assert model(asked) == [answer]

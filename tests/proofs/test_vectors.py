@@ -1,4 +1,4 @@
-"""The exact answers of the conformance cases are the extracted model's."""
+"""The extracted model gives the exact answers of the conformance cases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.proofs.vectors import NUMBERS, RULES_OF, SHARDS, ask, make_exact, wor
 
 
 def test_the_answers_are_the_models(model: Model) -> None:
-    """Spec: R2.1, R2.5, R3.2, R3.3, R4.1, R4.2, R4.5, R5, R10.2, R10.3, R14.3. None was written by the Python."""
+    """Spec: R2.1, R2.5, R3.2, R3.3, R4.1, R4.2, R4.5, R5, R10.2, R10.3, R14.3. The Python wrote none of them."""
     assert model is not None
     cases = [case for case in read_cases() if case.kind in RULES_OF]
     assert len(cases) == 3 + sum(NUMBERS.values()) + len(SHARDS)

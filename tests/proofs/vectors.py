@@ -1,7 +1,7 @@
-"""Writes the cases of the online protocol: questions at random, answers of the extracted model, never of the Python.
+"""Writes the cases of the online protocol: random questions with answers of the extracted model, never of the Python.
 
-``python -m tests.proofs.vectors`` after ``make -C proofs extraction`` writes the files of `FILES` in ``spec/vectors/v1``; a
-test compares what is there with what the model says.
+``python -m tests.proofs.vectors`` after ``make -C proofs extraction`` writes the files of `FILES` in ``spec/vectors/v1``. A
+test compares them with what the model answers.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ FILES = {
 
 
 def word(kind: str, question: Mapping[str, Any]) -> str:
-    """The question as the model reads it."""
+    """Returns the question in the model's format."""
     match kind:
         case "groups":
             costs = question.get("costs") or [[]] * len(question["lengths"])
             samples = [
                 make_sample(place, *item) for place, item in enumerate(zip(question["lengths"], costs, strict=True))
             ]
-            # Without updates all of a padded budget may be padding.
+            # Without updates, padding may take all of a padded budget.
             command = f"groups {question['budget']}" if question["layout"] == Layout.PADDED else "rows"
             return f"{command} {question['budget']} {write_integers(question['limits'])} {write_samples(samples)}"
         case "align":
@@ -94,7 +94,7 @@ def word(kind: str, question: Mapping[str, Any]) -> str:
 
 
 def word_epoch(question: Mapping[str, Any], moment: int | None) -> str:
-    """An epoch, and the round from whose beginning on it is run again, if any."""
+    """Returns an epoch in the model's format, and the round from whose start it is run again, if any."""
     rows = [
         f"{write_config(config)} {write_samples(shard)}"
         for config, shard in zip(make_configs(question), make_shards(question), strict=True)
@@ -105,7 +105,7 @@ def word_epoch(question: Mapping[str, Any], moment: int | None) -> str:
 
 
 def run_model(question: Mapping[str, Any]) -> dict[str, Any]:
-    """What the model's ranks train on, and how they end; after ``resume_after`` steps, from where their round began."""
+    """Returns what the model's ranks train on, and how they end, after ``resume_after`` steps from where their round began."""
     found = read_epoch(ask_model(word_epoch(question, None)), 0)
     after = question.get("resume_after", 0)
     if after:
@@ -115,7 +115,7 @@ def run_model(question: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_epoch(lines: Sequence[str], after: int) -> dict[str, Any]:
-    """The answer of a run, without the first so many steps."""
+    """Returns the answer of a run, without its first ``after`` steps."""
     ranks, ends = zip(*(line.split(" | ") for line in lines), strict=True)
     taken = [re.findall(r"\d+:(\d+):\[([\d ]*)\]:([\d/]+)", rank)[after:] for rank in ranks]
     (end,) = set(ends)
@@ -128,7 +128,7 @@ def read_epoch(lines: Sequence[str], after: int) -> dict[str, Any]:
 
 
 def read(kind: str, line: str) -> Any:
-    """The model's answer."""
+    """Returns the model's answer."""
     if kind == "agreement":
         values = dict(zip([item.name for item in fields(Offer)], map(int, line.split()), strict=True))
         nobody = {name for name, value in values.items() if value == -1}
@@ -141,14 +141,14 @@ def read(kind: str, line: str) -> Any:
 
 
 def ask(cases: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
-    """What the model answers to each question."""
+    """Returns the model's answer to each question."""
     plain = [(kind, question) for kind, question in cases if kind not in ("run", "epoch")]
     lines = iter(ask_model(" ".join(word(kind, question) for kind, question in plain)))
     return [run_model(question) if kind in ("run", "epoch") else read(kind, next(lines)) for kind, question in cases]
 
 
 def make_exact(kind: str, answer: Any) -> dict[str, Any]:
-    """What a case says of the model's answer."""
+    """Returns the part of a case that the model's answer determines."""
     return {"plan": answer["groups"]} if kind == "epoch" else {"answer": answer}
 
 
@@ -175,7 +175,7 @@ def draw_offer(rng: Random) -> dict[str, Any]:
 
 
 def draw(kind: str, rng: Random) -> Question:
-    """A question at random, small enough to be read."""
+    """Draws a question, small enough to be read."""
     lengths = [rng.randint(1, 40) for _ in range(rng.randrange(12))]
     layout = rng.choice(["padded", "packed"])
     match kind:
@@ -225,7 +225,7 @@ def draw(kind: str, rng: Random) -> Question:
 
 
 def draw_place(samples: int, rng: Random) -> Question:
-    """Where a rank with so many samples stands: what was carried had been read, and what is taken was carried or follows."""
+    """Draws where a rank with ``samples`` samples stands: carried samples were read, taken ones were carried or follow."""
     read = rng.randint(0, samples)
     carried = sorted(rng.sample(range(read), min(read, rng.randrange(3))))
     taken = [place for place in (*carried, *range(read, samples)) if rng.random() < 0.4]
@@ -233,7 +233,7 @@ def draw_place(samples: int, rng: Random) -> Question:
 
 
 def draw_epoch(kind: str, rng: Random) -> Question:
-    """A small epoch: one that goes to its end, or, of a run, one with a quota, a failure or an interruption."""
+    """Draws a small epoch that goes to its end, or for a run one with a quota, a failure or an interruption."""
     ranks, layout = rng.randint(2, 3), rng.choice(["padded", "packed"])
     lengths = [[rng.randint(1, 30) for _ in range(rng.choice((0, 3, 9, 14)))] for _ in range(ranks)]
     settings: Question = {
@@ -261,7 +261,7 @@ def draw_epoch(kind: str, rng: Random) -> Question:
 
 
 def draw_padded_epoch(sizes: Sequence[int], rng: Random) -> Question:
-    """An epoch as the released peer has them: padded, without a cost."""
+    """Draws an epoch like the released peer's: padded, without a cost."""
     lengths = [[rng.randint(1, 30) for _ in range(size)] for size in sizes]
     settings = {"window_samples": 8, "ramp_rounds": 1, "max_age_rounds": 2, "rule": "odb", "order": "fullest"}
     question: Question = {"lengths": lengths, "supervised": [[n // 2 for n in own] for own in lengths]}
@@ -304,7 +304,7 @@ NUMBERS = {
     **{"weights": 12, "rest": 12, "epoch": 12, "run": 30},
 }
 SHARDS = ((12, 12), (24, 24), (8, 8, 8), (24, 9), (16, 0))
-"""How many samples ranks have in further epochs: as many, or not."""
+"""The samples of ranks in further epochs, equal in number or not."""
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""Cases and answers of the extracted model, as words: the counterpart of proofs/extracted/main.ml."""
+"""Cases and answers of the extracted model, as words, matching proofs/extracted/main.ml."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from odb_ref.core.types import Group, Mode, Sample, Step, StepCounts
 
 @dataclass(frozen=True)
 class Stairs:
-    """A user's cost: one more for every ``width`` tokens."""
+    """A user's cost that grows by one with every ``width`` tokens."""
 
     width: int
 
@@ -92,11 +92,11 @@ def write_report(report: Report, prints: dict[str, int]) -> str:
 
 
 Budgets = tuple[int, int]
-"""Under which budget a rank begins, and which it accepts: NONE where that is the configuration's."""
+"""The budget with which a rank begins, and the one it accepts. NONE means the configuration's."""
 
 
 def write_config(config: Config, budgets: Budgets = (NONE, NONE), *, is_bounded: bool = False) -> str:
-    """A configuration, under which budgets its rank begins, and whether its windows are bounded in bytes."""
+    """Returns a configuration, the budgets with which its rank begins, and whether its windows are bounded in bytes."""
     return _words(
         config.layout,
         write_cost(config.cost),
@@ -159,7 +159,7 @@ def show_groups(groups: Iterable[Group]) -> str:
 
 
 def show_counts(counts: StepCounts) -> str:
-    """Without zeros at the end: to the model an amount that is missing is 0."""
+    """Returns counts without zeros at the end, because a missing amount is 0 for the model."""
     costs = list(counts.costs)
     while costs and not costs[-1]:
         costs.pop()
@@ -204,7 +204,7 @@ def _show_post(effects: Sequence[Effect], prints: dict[str, int]) -> str:
 
 
 def show_state(state: State, effects: Sequence[Effect], prints: dict[str, int]) -> str:
-    """One line: every field of the state but ``taken_samples``, and what was put into the exchange."""
+    """Returns one line with every field of the state but ``taken_samples``, and what was posted to the exchange."""
     fields = (
         state.phase,
         state.round,

@@ -1,10 +1,10 @@
-"""Random worlds for the comparison with the extracted model, and the count of what they reached.
+"""Random worlds for the comparison with the extracted model, and counts of the cases that they reached.
 
-A world is driven by a seed alone; what differs is said by the first event after which it does, so nothing has to be shrunk.
+A world depends only on its seed. A difference is reported by the first event that shows it, so nothing has to be shrunk.
 
-It is not the world of `tests.helpers.world`, where only possible events happen: here a function is asked about any event in any
-state. Consumers take steps without a collective, a rank continues after its exchange is broken, illegal events come, and the
-functions are a `Core`, which may be a mutant. So there is no `Machine`, no invariant is checked, and nothing need end.
+This is not the world of `tests.helpers.world`, where only possible events happen. Here a function is asked about any event in
+any state. Consumers take steps without a collective, a rank continues after its exchange is broken, illegal events come, and
+the functions are a `Core`, which may be a mutant. So there is no `Machine`, no invariant is checked, and nothing has to end.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ LEAST = {
     "stopped while in drain": 4,
     "lost while in offer": 15, "lost while in count": 12, "lost while in fill": 6, "lost while in report": 1,
 }  # fmt: skip
-"""In how many of the worlds of a test run each case is met at least. Well below what was counted: seeds may change."""
+"""The minimum number of worlds in a test run that meet each case, well below the actual counts, because seeds may change."""
 
 
 def make_samples(lengths: Sequence[int], resources: int = 0) -> tuple[Sample, ...]:
-    """Samples of these lengths, in this order."""
+    """Returns samples of these lengths, in this order."""
     return tuple(
         Sample(i, i, length, length // 2, tuple((7 * i + 3 * length + r) % 6 for r in range(resources)))
         for i, length in enumerate(lengths)
@@ -79,14 +79,14 @@ def make_samples(lengths: Sequence[int], resources: int = 0) -> tuple[Sample, ..
 
 
 def begin(core: Core, config: Config, budgets: Budgets) -> Transition:
-    """The start of a rank under a budget of its own."""
+    """Starts a rank with its own budget."""
     agreed_tokens, accepted_tokens = budgets
     return core.resume(config, RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens), ())
 
 
 @dataclass
 class Rank:
-    """One rank, and the log of what happened to it."""
+    """One rank, and the log of its events."""
 
     config: Config
     budgets: Budgets
@@ -94,7 +94,7 @@ class Rank:
     state: State
     events: list[str] = field(default_factory=list)
     log: list[Event] = field(default_factory=list)
-    """The same as values."""
+    """The same log as values."""
     lines: list[str] = field(default_factory=list)
     pending: list[Event] = field(default_factory=list)
     waiting: Post | None = None
@@ -102,7 +102,7 @@ class Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """How likely it is, at each event of a world, that something goes wrong or comes at the wrong time."""
+    """The probability at each event of a world that something goes wrong or comes at the wrong time."""
 
     stop: float
     fail: float
@@ -110,15 +110,15 @@ class Rates:
     lose: float
     illegal: float
     first_rank: int = 0
-    """Consumers of lower ranks do not leave, and nothing fails there."""
+    """Consumers of lower ranks do not leave, and these ranks do not fail."""
     accept: float = 0.0
-    """A rank says that it accepts another budget."""
+    """A rank accepts another budget."""
     full: float = 0.0
-    """A read says that the window is full, whether it may or not."""
+    """A read reports a full window, whether that is allowed or not."""
 
 
 class World:
-    """The real transition function on W ranks under a random schedule, with a log of what happened to each."""
+    """The real transition function on W ranks under a random schedule, with a log of each rank's events."""
 
     def __init__(
         self, configs: Sequence[Config], shards: Sequence[Sequence[int]], rates: Rates, rng: random.Random, core: Core
@@ -141,7 +141,7 @@ class World:
         self._reach("more than 16 ranks", len(configs) > 16)
 
     def _draw_budget(self, config: Config) -> int:
-        """What a rank may accept when it begins: mostly all there is, where no budget changes."""
+        """Draws what a rank may accept at its start: usually the whole budget if no budget changes."""
         if not self.rates.accept:
             return NONE
         tokens = config.budget_tokens * self.budget_rng.randint(1, 12) // 8
@@ -152,7 +152,7 @@ class World:
             self.reached[case] = 1
 
     def handle(self, index: int, event: Event) -> None:
-        """Lets the event happen. A refused one must be refused by the model too."""
+        """Makes the event happen. If it is refused, the model must refuse it too."""
         rank = self.ranks[index]
         rank.events.append(write_event(event, self.prints))
         rank.log.append(event)
@@ -172,7 +172,7 @@ class World:
                 self._note_offer(rank, effect.offer)
 
     def _note(self, rank: Rank, before: State, event: Event) -> None:
-        """Counts what has been reached."""
+        """Counts the cases that were reached."""
         after, config = rank.state, rank.config
         reach = self._reach
         reach("round 20", after.round >= 20)
@@ -200,7 +200,7 @@ class World:
             reach("limits shrink", after.agreed_tokens < config.budget_tokens and bool(config.limits))
 
     def _note_offer(self, rank: Rank, offer: Offer) -> None:
-        """Which way the groups to emit were counted; the core may be a mutant, so what it offers is taken as it is."""
+        """Notes how the groups to emit were counted. The core may be a mutant, so its offer is taken as it is."""
         config, state = rank.config, rank.state
         if offer.groups_min == NONE or not state.groups:
             return
@@ -258,7 +258,7 @@ class World:
             rank.pending.append(answer)
 
     def one_event(self) -> None:
-        """Something that may happen now, or, as often as the rates say, something that goes wrong."""
+        """Makes one possible event happen, or, as often as the rates say, something that goes wrong."""
         rng, rates = self.rng, self.rates
         if rates.accept and self.budget_rng.random() < rates.accept:
             chosen = self.budget_rng.randrange(len(self.ranks))
@@ -269,7 +269,7 @@ class World:
             self._exchange()
         index = rng.randrange(len(self.ranks))
         rank = self.ranks[index]
-        # Moments that are rare by themselves: a failure while steps wait for room, a consumer that leaves at the very end.
+        # Cases that are rare by themselves: a failure while steps wait for room, a consumer that leaves at the very end.
         stop = rates.stop * (40 if rank.state.phase is Phase.DRAIN else 1)
         fail = rates.fail * (20 if rank.state.released else 1)
         if rng.random() < (0.1 if self.is_broken else rates.lose):
@@ -290,7 +290,7 @@ class World:
             self._go_on(index, rank)
 
     def _go_on(self, index: int, rank: Rank) -> None:
-        """What must happen some time: the first thing that can, in an order drawn anew."""
+        """Makes something happen that must happen some time: the first thing possible, in a new random order."""
         state = rank.state
         for what in self.rng.sample(("answer", "read", "collate", "take"), 4):
             if what == "answer" and rank.pending:
@@ -307,7 +307,7 @@ class World:
                 return
 
     def _read(self, index: int, state: State) -> SamplesRead:
-        """A part of what was asked for, of the rank's own source."""
+        """Returns part of what was asked for from the rank's own source."""
         rng, left = self.rng, self.ranks[index].source[state.read_samples :]
         most = min(len(left), state.wanted_samples)
         count = most if rng.random() < 0.7 else rng.randint(0, most)
@@ -318,7 +318,7 @@ class World:
         return SamplesRead(left[:count], is_ended, is_full)
 
     def run(self, most_events: int = MOST_EVENTS) -> Self:
-        """Drives it to its end, or for so many events."""
+        """Runs to the end, or for ``most_events`` events."""
         for _ in range(most_events):
             if self.is_over():
                 break
@@ -326,7 +326,7 @@ class World:
         return self
 
     def is_over(self) -> bool:
-        """True when every rank is done and its steps are taken."""
+        """True if every rank is done and its steps are taken."""
         return all(
             rank.state.phase is Phase.DONE
             and not (rank.state.queue and rank.state.queue[0].number < rank.state.step_limit)
@@ -341,7 +341,7 @@ _ANY = Offer(
 
 
 def _draw_measures(seed: int, layouts: type[Layout]) -> dict[str, Layout | Cost]:
-    """A layout and a cost, from a generator of their own: the worlds are otherwise those of the seed without them."""
+    """Draws a layout and a cost from a separate generator, so that the worlds are otherwise those of the seed without them."""
     rng = random.Random(f"{seed}: layout and cost")
     layout = rng.choice((layouts.PADDED, layouts.PADDED, layouts.PACKED))
     width = rng.choice((1, 2, 5, 20, 1_000))
@@ -349,24 +349,24 @@ def _draw_measures(seed: int, layouts: type[Layout]) -> dict[str, Layout | Cost]
 
 
 def _draw_order(seed: int, otherwise: StepOrder) -> StepOrder:
-    """The sampler's order in one world of three, likewise."""
+    """Chooses the sampler's order in one world of three, likewise."""
     return random.Random(f"{seed}: order").choice((StepOrder.SAMPLER, otherwise, otherwise))
 
 
 def _draw_accepting(seed: int) -> float:
-    """How often a rank accepts another budget: never, rarely or often, likewise."""
+    """Draws how often a rank accepts another budget: never, rarely or often, likewise."""
     return random.Random(f"{seed}: budgets").choice((0.0, 0.0, 0.005, 0.05))
 
 
 def _draw_full(seed: int) -> float:
-    """How often a window is full of bytes: never, or often, likewise."""
+    """Draws how often a window is full in bytes: never or often, likewise."""
     return random.Random(f"{seed}: full").choice((0.0, 0.0, 0.3))
 
 
 def make_world(seed: int, core: Core, layouts: type[Layout] = Layout) -> World:
-    """The world of a seed: few ranks with many rounds, or many ranks; small budgets or large ones; faults often or never.
+    """Makes the world of a seed: few ranks with many rounds, or many ranks; small budgets or large; faults often or never.
 
-    ``layouts`` are a mutant's own, where the core is.
+    ``layouts`` are a mutant's own if the core is one.
     """
     rng = random.Random(seed)
     shape = rng.choice(("small", "small", "long", "long", "wide", "large"))
@@ -377,7 +377,7 @@ def make_world(seed: int, core: Core, layouts: type[Layout] = Layout) -> World:
     mode = rng.choice((Mode.JOIN, Mode.JOIN, Mode.QUOTA))
     most = {"small": 40, "long": 160, "wide": 8, "large": 40}[shape]
     sizes = [rng.choice((most, most, most // 2, 5, 1 if mode is Mode.QUOTA else 0)) for _ in range(world_size)]
-    # Some ranks have longer samples, so more groups: they carry what the others do not wait for.
+    # Some ranks have longer samples, and so more groups. They carry those for which the others do not wait.
     longest = [max(2, budget // rng.choice((1, 1, 2, 4, 8)) + 1) for _ in range(world_size)]
     windows = (rng.randint(1, 2), rng.randint(2, 8)) if shape == "long" else (rng.randint(1, 12), rng.randint(12, 40))
     shared = {
@@ -417,7 +417,7 @@ def make_world(seed: int, core: Core, layouts: type[Layout] = Layout) -> World:
 
 
 def make_long_world(seed: int, samples: int) -> World:
-    """A world of few ranks with up to so many samples each and small windows, in which faults are very rare."""
+    """Makes a world of few ranks with up to ``samples`` samples each and small windows, in which faults are very rare."""
     rng = random.Random(seed)
     world_size = rng.randint(1, 3)
     budget = rng.choice((rng.randint(1, 60), rng.randint(66_000, 400_000)))
@@ -455,14 +455,14 @@ def make_long_world(seed: int, samples: int) -> World:
 def run_world(
     seed: int, core: Core | None = None, layouts: type[Layout] = Layout, *, most_events: int = MOST_EVENTS
 ) -> World:
-    """The world of a seed, driven to its end or for so many events."""
+    """Runs the world of a seed to its end or for ``most_events`` events."""
     return make_world(seed, core or Core(), layouts).run(most_events)
 
 
 def find_difference(
     model: Callable[[str], list[str]], worlds: Iterable[World], *, budget_tokens: int | None = None
 ) -> str | None:
-    """The first event after which the model does not say what the Python says, with both; all worlds in one question.
+    """Returns the first event after which the model and the Python differ, with both answers. All worlds are one question.
 
     ``budget_tokens`` gives the model another budget.
     """
@@ -493,5 +493,5 @@ def find_difference(
 
 
 def _with_print(words: str, config: Config, fingerprint: int) -> str:
-    """A written configuration with the fingerprint of another."""
+    """Returns a written configuration with the fingerprint of another."""
     return words.replace(f" {config.fingerprint} ", f" {fingerprint} ")

@@ -1,6 +1,6 @@
 """Random bounds for Hypothesis, and the state machine that drives the explorer's world within them.
 
-The world is `odb_sim.explore`'s, so that a failing example is a scenario which ``odb-ref explore --replay`` shows.
+The world is that of `odb_sim.explore`, so a failing example is a scenario that ``odb-ref explore --replay`` shows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SCHEDULES = ((), (), ((0, 3),), ((0, 2), (2, 16), (5, 6)))
 
 @st.composite
 def bounds(draw: st.DrawFn) -> Bounds:
-    """Worlds of up to 4 ranks with up to 8 samples each, some of them longer than the budget."""
+    """Draws worlds of up to 4 ranks with up to 8 samples each, some of them longer than the budget."""
     faults = st.integers(0, 2)
     shards = draw(st.lists(st.integers(0, 8), min_size=1, max_size=4))
     is_shared = draw(st.booleans())
@@ -67,7 +67,7 @@ def bounds(draw: st.DrawFn) -> Bounds:
 
 
 class WorldMachine(RuleBasedStateMachine):
-    """One world. Every rule lets something happen; what is left at the end of an example then runs to its end.
+    """One world. Every rule makes something happen, and at the end of an example the rest runs to its end.
 
     A failing example is printed with its schedule as a scenario for ``odb-ref explore --replay``.
     """
@@ -111,7 +111,7 @@ class WorldMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._has(is_fault=False))
     @rule(pick=st.integers(0, 2**16), count=st.integers(1, 8))
     def go_on(self, pick: int, count: int) -> None:
-        """Anything but a fault, anywhere, a few times."""
+        """Makes anything but a fault happen, anywhere, a few times."""
         for _ in range(count):
             codes = [code for code in self._codes() if code % ACTS not in _FAULTS]
             if not codes:
@@ -121,21 +121,21 @@ class WorldMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._has(is_fault=False))
     @rule(rank=st.integers(0, 3))
     def go_on_alone(self, rank: int) -> None:
-        """One rank as far as it gets while the others stand still: as unfair as a schedule can be."""
+        """Runs one rank as far as it gets while the others stand still, the least fair schedule possible."""
         while codes := [code for code in self._codes() if code // ACTS == rank and code % ACTS not in _FAULTS]:
             self._apply(codes[0])
 
     @precondition(lambda self: self._has(is_fault=True))
     @rule(pick=st.integers(0, 2**16))
     def go_wrong(self, pick: int) -> None:
-        """A failure, a consumer that leaves, or a killed process."""
+        """Makes a rank fail, a consumer leave, or a process die."""
         codes = [code for code in self._codes() if code % ACTS in _FAULTS]
         self._apply(codes[pick % len(codes)])
 
     @precondition(lambda self: not self._codes())
     @rule()
     def rest(self) -> None:
-        """Nothing can happen any more."""
+        """Checks that nothing more can happen."""
 
     def teardown(self) -> None:
         while codes := [code for code in self._codes() if code % ACTS not in _FAULTS]:

@@ -1,1 +1,1 @@
-"""What versions of Python, torch and the frameworks this runs with, tried one environment after the other."""
+"""The versions of Python, torch and the frameworks that the package runs with, tried in one environment after another."""

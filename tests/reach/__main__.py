@@ -1,4 +1,4 @@
-"""Builds an environment for each corner of the versions that are claimed, and runs tests and a job of two ranks in it.
+"""Builds an environment for each corner of the supported versions, and runs tests and a job of two ranks in it.
 
     python -m tests.reach --list              # what is run, and what each downloads
     python -m tests.reach                     # all: some 25 GB of downloads, 8 GB of disk at a time, two hours on two cores
@@ -6,9 +6,9 @@
     python -m tests.reach --keep oldest       # leaves the environment in .make/reach/oldest, and uses one that was left
     python -m tests.reach --page              # the table of what has been run, into docs/reference/versions.md
 
-Run by hand, before a release and when a bound is changed; not by CI. What cannot be had (a Python that is not here as
-``python3.12``, a version that the index lacks) is said in the environment's row, and the others are run. What a run has found
-stays in .make/reach/found.json; the page is made of that. Like ``make test``, it runs a slice of tests with many cases.
+It is run by hand before a release and when a bound changes, not by CI. If something is missing (a Python that is not installed
+as ``python3.12``, a version that the index lacks), the environment's row says so, and the others run. Results stay in
+.make/reach/found.json, from which the page is made. Like ``make test``, it runs a slice of tests with many cases.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BEGIN, END = "<!-- made by python -m tests.reach --page -->\n", "<!-- end -->\n"
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "jsonschema")
 SIMULATED = ("simpy", "networkx", "rich")
 SHOWN = ("torch", "numpy", "transformers", "accelerate", "lightning", "trl", "deepspeed", "llamafactory", *SIMULATED)
-"""The packages whose versions the table has."""
+"""The packages whose versions the table shows."""
 
 CORE = ("tests/core", "tests/trace")
 LOADER = tuple(f"tests/torch/test_{name}.py" for name in ("batch_digests", "loader", "packed", "updates"))
@@ -42,7 +42,7 @@ SIMULATOR = ("tests/simulator/test_rounds.py", "tests/simulator/test_simulate_co
 TRAINER = ("tests/integrations/test_hf_updates.py", "tests/integrations/test_hf.py")
 ACCELERATE = ("tests/integrations/test_accelerate_updates.py",)
 LIGHTNING = ("tests/integrations/test_lightning_updates.py",)
-# What else these frameworks' files have is run by hand: tests/README.md.
+# The other tests of these frameworks are run by hand: tests/README.md.
 TRL = ("tests/integrations/test_trl.py::test_the_updates_are_those_of_trl",)
 TRL_TASKS = "tests/integrations/test_trl.py::test_trl_trains_on_whole_samples_with_the_loss_of_one_process"
 DEEPSPEED = tuple(
@@ -55,7 +55,7 @@ JOB = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "
 
 @dataclass(frozen=True)
 class Cell:
-    """An environment: its Python, the versions it pins, the extras of this project, and the tests that are run in it."""
+    """An environment: its Python, the versions it pins, the extras of this project, and the tests to run in it."""
 
     python: str
     pins: tuple[str, ...]
@@ -128,7 +128,7 @@ CELLS = {
 
 
 def run(command: list[str], log: Path, limit_s: int, **environment: str) -> tuple[bool, str]:
-    """Whether a command succeeds, and what it prints; its log has both."""
+    """Returns whether a command succeeds, and its output, which also goes to the log."""
     with log.open("a") as file:
         file.write(f"\n$ {' '.join(command)}\n")
         file.flush()
@@ -151,14 +151,14 @@ def run(command: list[str], log: Path, limit_s: int, **environment: str) -> tupl
 
 
 def build(name: str, cell: Cell, log: Path, *, is_kept: bool) -> tuple[str, str]:
-    """Makes the environment, anew if it is not to be kept. Returns its Python, and why it cannot be used: nothing if it can."""
+    """Makes the environment, anew unless it is kept. Returns its Python, and why it cannot be used, or an empty string."""
     folder = FOLDER / name
     python = str(folder / "bin" / "python")
     if is_kept and (folder / "whole").exists():
         return python, ""
     shutil.rmtree(folder, ignore_errors=True)
     interpreter = shutil.which(f"python{cell.python}")
-    # A shim may stand in for what is not installed.
+    # A shim may stand in for a Python that is not installed.
     if interpreter is None or not run([interpreter, "--version"], log, 60)[0]:
         return python, f"no python{cell.python} here"
     pip = [python, "-m", "pip", "install", "--quiet", "--no-compile"]
@@ -176,7 +176,7 @@ def build(name: str, cell: Cell, log: Path, *, is_kept: bool) -> tuple[str, str]
 
 
 def try_cell(name: str, cell: Cell, *, is_kept: bool) -> dict[str, Any]:
-    """What came of an environment: its versions, how many tests have passed, how far two ranks' weights were apart."""
+    """Returns the results of an environment: its versions, the tests passed, and the difference of two ranks' weights."""
     log = FOLDER / f"{name}.log"
     log.unlink(missing_ok=True)
     start = time.monotonic()
@@ -201,10 +201,10 @@ def try_cell(name: str, cell: Cell, *, is_kept: bool) -> dict[str, Any]:
 
 
 def describe(found: dict[str, dict[str, Any]]) -> str:
-    """The table, in Markdown; a test compares its versions with the bounds of pyproject.toml."""
+    """Returns the table in Markdown. A test compares its versions with the bounds of pyproject.toml."""
     lines = ["| environment | what was run | result |", "|---|---|---|"]
     for name, cell in found.items():
-        # What is only there for another package was not tried.
+        # Packages that are there only for another package were not tried.
         tried = [f"{package} {cell['versions'][package]}" for package in SHOWN if is_tried(name, package, cell)]
         python = ".".join(cell["python"].split(".")[:2])
         came = f"{cell['tests']}; weights within {cell['job']}" if cell["job"] else cell["tests"]
@@ -215,7 +215,7 @@ def describe(found: dict[str, dict[str, Any]]) -> str:
 
 
 def is_tried(name: str, package: str, cell: dict[str, Any]) -> bool:
-    """Whether tests of the environment use the package."""
+    """Returns whether tests of the environment use the package."""
     by = {"trl": "test_trl", **dict.fromkeys(SIMULATED, "tests/simulator")}.get(package, "")
     return package in cell["versions"] and any(by in test for test in CELLS[name].tests)
 

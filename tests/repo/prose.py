@@ -2,7 +2,7 @@
 
     python -m tests.repo.prose            # what `make lint` runs; names file, line, and what to write instead
 
-A phrase that English needs all the same is spelt otherwise; there is no way to switch a line off.
+A phrase that is needed after all must be worded differently: no line can be exempted.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ ROOT: Final = Path(__file__).parents[2]
 TEXTS: Final = (".py", ".md", ".v", ".tla", ".ipynb", ".yml", ".toml")
 
 _START: Final = r"(?:^[\s#>*(-]*|\"\"\"|[.:?] |\| |\(\* )"
-"""Where a sentence begins."""
+"""The beginning of a sentence."""
 
-# Put together here, so that this file does not hold them.
+# Assembled here, so that this file does not contain them.
 PHRASES: Final = {
     r"\bHears" + r"\b": "Reads, takes",
     _START
@@ -34,7 +34,7 @@ PHRASES: Final = {
     + r"(?:[\w'`-]+ ){0,5}as\b": "the same number of, up to, all that",
     _START + r"Of " + r"(?!course\b|these\b|those\b)\w": "begin with the subject",
     r"\b(?:says?|said|means?|knows?|known|shows?|shown|sees?|seen|asks?|told|proved|tested), " + r"that\b": "no comma",
-    # What is English after "there" is not English elsewhere.
+    # English allows this after "there", but not elsewhere.
     r"(?<!here )(?<!her )\b(?:is|are|was|were|be) "
     + r"no (?!longer|more|fewer|less|greater|such|doubt)\w+": "is not a",
     r"\b(?:gone|going|goe?s?) " + r"on with\b": "continue",
@@ -47,7 +47,7 @@ PATTERN: Final = {re.compile(phrase): advice for phrase, advice in PHRASES.items
 
 
 def find(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yields what is to be said otherwise: its line, the phrase, and what to write instead."""
+    """Yields what should be worded differently: its line, the phrase, and what to write instead."""
     for number, line in enumerate(text.splitlines(), 1):
         for pattern, advice in PATTERN.items():
             if match := pattern.search(line):
@@ -55,7 +55,7 @@ def find(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def list_texts() -> list[Path]:
-    """The tracked files that hold prose."""
+    """Returns the tracked files that hold prose."""
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     return [path for name in done.stdout.splitlines() if (path := ROOT / name).suffix in TEXTS and path.is_file()]
 

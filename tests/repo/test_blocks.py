@@ -1,4 +1,4 @@
-"""Every Python block of the documents runs as pasted: each page's in order, in a process of their own."""
+"""Every Python block of the documents runs as pasted, each page's in order, in a separate process."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ for name in sys.argv[1:]:
         failed.append(name)
 sys.exit(" ".join(failed) or None)
 """
-"""Runs scripts one by one, each in a process of its own that has imported what takes the most time."""
+"""Runs scripts one by one, each in a process forked after the slowest imports."""
 
 
 @pytest.mark.slow
 def test_the_blocks_of_each_page_run_as_pasted(tmp_path: Path) -> None:
     for number, page in enumerate(PAGES):
         if blocks := [block for block in BLOCK.findall(page.read_text()) if not OTHERS.search(block)]:
-            # No two of one name, and none that hides a package.
+            # Names must be unique, and must not hide a package.
             (tmp_path / f"page_{number}_{page.stem}.py").write_text("\n".join(blocks))
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) > 12

@@ -1,4 +1,4 @@
-"""The documents: links lead somewhere, commands and tests exist, the README is a page, the picture is what its script draws."""
+"""The documents: links work, commands and tests exist, the README is a page, and the picture is what its script draws."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def show(path: Path) -> str:
 
 
 def list_anchors(path: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Returns the anchors of a page's headings, as GitHub makes them."""
     heads = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
 
@@ -55,7 +55,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def iterate_commands() -> Iterator[tuple[str, str]]:
-    """Page and line of every command of the documents."""
+    """Yields the page and line of every command in the documents."""
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         if "generated" in page.parts:
             continue
@@ -74,7 +74,7 @@ def test_there_are_commands_to_check() -> None:
 
 @pytest.mark.parametrize(("page", "command"), sorted(set(iterate_commands())))
 def test_a_command_of_the_documents_exists(page: str, command: str) -> None:
-    """Its options too, where it is ours. What it prints is for the page's reader to see."""
+    """Options are checked too if the command is ours, but not its output."""
     program, *arguments = shlex.split(command)
     match program:
         case "odb-ref":
@@ -122,7 +122,7 @@ PLACE = re.compile(r"`((?:[\w./-]+/)[\w-]+\.py)(?:: (\w+))?`")
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "decisions"], ids=show)
 def test_the_places_that_a_page_names_exist(page: Path) -> None:
-    """A module by its path from the root, from `odb_ref` or from `odb_ref/torch`, and what stands in it."""
+    """Modules are given by their path from the root, from `odb_ref` or from `odb_ref/torch`, with names in them."""
     lost = []
     for name, item in PLACE.findall(page.read_text()):
         found = [
@@ -138,7 +138,7 @@ def test_the_places_that_a_page_names_exist(page: Path) -> None:
 
 @cache
 def list_tests() -> dict[str, set[str]]:
-    """The tests that pytest collects of each file, by the file's path: functions, and methods of classes, by their names."""
+    """Returns the tests that pytest collects in each file: functions and methods, by the file's path."""
     found = {}
     for path in (ROOT / "tests").rglob("test_*.py"):
         body = ast.parse(path.read_text()).body
@@ -157,9 +157,9 @@ NAME = re.compile(r"`(test_\w+)`")
 
 
 def find_lost_tests(text: str) -> list[str]:
-    """What a page names as tests, and nobody runs: a file without any, or a test that is not in the files of its line.
+    """Returns the tests that a page names but that do not exist: files without tests, and tests that their line's files lack.
 
-    A line that names no file means a test of any.
+    A test on a line without a file may be in any file.
     """
     lost, tests = [], list_tests()
     for line in text.splitlines():
@@ -174,7 +174,7 @@ def find_lost_tests(text: str) -> list[str]:
 
 
 def test_there_are_tests_to_find() -> None:
-    """And what is not one is lost."""
+    """Also checks that names of missing tests are found."""
     assert sum(len(FILE.findall(page.read_text())) for page in PAGES) > 50
     assert sum(len(NAME.findall(page.read_text())) for page in PAGES) > 2
     here, there = "tests/repo/test_docs.py", "tests/repo/test_style.py"
@@ -191,7 +191,7 @@ def test_the_tests_that_a_page_names_are_collected(page: Path) -> None:
 
 @pytest.mark.slow
 def test_few_lines_change_where_somebody_moves() -> None:
-    """The diffs of the pages about frameworks: five lines at most, and imports that exist."""
+    """The diffs on the pages about frameworks have at most five lines, and their imports exist."""
     pages = "".join(path.read_text() for path in sorted((ROOT / "docs" / "howto" / "frameworks").glob("*.md")))
     diffs = re.findall(r"^```diff\n(.*?)^```", pages, re.MULTILINE | re.DOTALL)
     assert len(diffs) >= 5

@@ -1,4 +1,4 @@
-"""Figures of the README, the front page and the pages beside are what their commands print: those that take seconds."""
+"""Figures of the README, the front page and the pages beside are what their commands print, for commands that take seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAME_UPDATES = "compare mm_mix_real --global-batch 256 --shards shared --policy 
 
 @cache
 def find_speedups(command: str, folder: Path) -> Mapping[str, float]:
-    """The speed-up of each policy, by the command's JSON."""
+    """Returns the speed-up of each policy from the command's JSON."""
     path = folder / "figures.json"
     assert main([*command.split(), "--json", str(path)]) == 0
     return {entry["policy"]: entry["speedup"] for entry in json.loads(path.read_text())}
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read_words(path: Path) -> str:
-    """The text of a page on one line, without marks."""
+    """Returns the text of a page on one line, without marks."""
     return re.sub(r"\s+", " ", path.read_text().replace("*", ""))
 
 

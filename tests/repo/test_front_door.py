@@ -1,4 +1,4 @@
-"""The front door: `import odb_ref` is light, says what it offers, and is typed; `python -m odb_ref` is the command."""
+"""The front door: `import odb_ref` is light, lists what it offers, and is typed; `python -m odb_ref` is the command."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LACKING = [
     ("odb_ref.compat.integrations.accelerate", "accelerate", "accelerate"),
     ("odb_ref.compat.integrations.lightning", "lightning", "lightning"),
 ]
-"""A module, a package that it needs, and the extra that brings it."""
+"""A module, a package that it needs, and the extra that installs it."""
 LACKING_SCRIPT = """
 import importlib, sys
 for module, package, _ in {rows!r}:
@@ -86,7 +86,7 @@ def test_a_name_that_is_none_is_an_attribute_error() -> None:
 
 
 def test_it_offers_what_the_adapter_offers() -> None:
-    """Lists that must agree: what is offered, what types see, and what `odb_ref.torch` has."""
+    """These lists must agree: what is offered, what type checkers see, and what `odb_ref.torch` has."""
     adapter = pytest.importorskip("odb_ref.torch")
     planner = {"plan_all", "plan_rank", "plan_ranks"}
     assert set(odb_ref.__all__) - {"__version__"} == {*adapter.__all__, *planner}
@@ -161,8 +161,8 @@ REVEALED = [
 def check_types(path: Path, text: str) -> str:
     pytest.importorskip("torch")
     api = pytest.importorskip("mypy.api")
-    # Torch has not annotated `Tensor.backward`. Said in the file, it leaves the project's cache as it is: that spares reading
-    # torch's types, half a minute.
+    # Torch does not annotate `Tensor.backward`. The setting is in the file, because on the command line it would invalidate the
+    # project's cache, and reading torch's types again takes half a minute.
     path.write_text(f"# mypy: allow-untyped-calls\n{text}")
     settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
     out, _, _ = api.run([*settings, str(path)])
@@ -187,7 +187,7 @@ def test_the_loader_is_generic_in_its_batches(tmp_path: Path) -> None:
 
 
 def test_versions_claimed_are_versions_run() -> None:
-    """A lower bound is the oldest that docs/reference/versions.md has; what the tests here are installed with lies above it."""
+    """A lower bound is the oldest version in docs/reference/versions.md, and the versions installed here are above it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [line.partition("#")[0].strip() for line in (ROOT / ".ci" / "constraints.txt").read_text().splitlines()]
     here = dict(line.split("==") for line in lines if "==" in line)

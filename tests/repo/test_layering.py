@@ -1,4 +1,4 @@
-"""Rooms, and the arrows between them: each points one way, none at the simulator, and no module is in an import circle."""
+"""Rooms, and the arrows between them: each points one way, none to the simulator, and no module is in an import cycle."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "odb_sim.reports",
     ),
 }  # fmt: skip
-"""Each room with the rooms it may import; a room may import itself. `odb_ref` itself imports only when asked for a name."""
+"""Each room with the rooms it may import, besides itself. `odb_ref` itself imports only when a name is asked for."""
 
 FLOORS = (
     {"values", "errors", "types", "offer"},
     {f"batching.{name}" for name in ("cost", "sizes", "grouping", "layouts", "order", "alignment", "rules", "shards")},
 )
-"""The floors of the core, lowest first: what ranks speak of, and what makes steps of samples. All else stands on both."""
+"""The floors of the core, lowest first: what ranks exchange, and what makes steps of samples. The rest stands on both."""
 
 FRAMEWORKS = {"transformers", "lightning", "accelerate"}
-"""What only the integrations may import: torch users and planners need none of them."""
+"""Only the integrations may import these. Torch users and planners do not need them."""
 
 
 @cache
@@ -91,7 +91,7 @@ def get_imports(path: Path) -> set[str]:
 
 
 def list_modules() -> dict[str, Path]:
-    """The files of both packages, by module name."""
+    """Returns the files of both packages, by module name."""
     found = {}
     for path in SOURCES:
         base = ROOT / "simulator" if path.is_relative_to(ROOT / "simulator") else ROOT
@@ -100,7 +100,7 @@ def list_modules() -> dict[str, Path]:
 
 
 def build_graph(modules: Mapping[str, Path]) -> networkx.DiGraph:
-    """Who imports whom, wherever in the module the import stands, one for types included."""
+    """Returns which module imports which, anywhere in a module, including imports for types."""
     graph = networkx.DiGraph()
     graph.add_nodes_from(modules)
     for name, path in modules.items():
@@ -112,7 +112,7 @@ def build_graph(modules: Mapping[str, Path]) -> networkx.DiGraph:
 
 
 def get_room(module: str) -> str:
-    """The innermost room that a module lies in."""
+    """Returns the innermost room that contains a module."""
     return max((room for room in ARROWS if f"{module}.".startswith(f"{room}.")), key=len)
 
 
@@ -125,7 +125,7 @@ def test_there_is_something_to_check() -> None:
 
 
 def test_arrows_between_rooms_are_the_ones_that_are_drawn() -> None:
-    """Neither one more nor, so that the picture stays true, one fewer."""
+    """No arrow more, and, to keep the picture true, no arrow fewer."""
     drawn = {(room, target) for room, targets in ARROWS.items() for target in targets}
     found: dict[tuple[str, str], list[str]] = {}
     for importer, imported in build_graph(list_modules()).edges:
@@ -162,7 +162,7 @@ def test_nothing_of_the_library_knows_the_simulator_and_no_room_is_a_crowd() -> 
 
 
 def test_within_the_core_imports_go_down() -> None:
-    """The pure functions that make steps know nothing of machines, nor values of either."""
+    """The pure functions that make steps do not import machines, and values import neither."""
 
     def get_floor(module: str) -> int:
         name = module.removeprefix("odb_ref.core.")

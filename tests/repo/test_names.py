@@ -1,4 +1,4 @@
-"""One noun, one class: no two classes of the package and of the simulator, which drives it, have one name."""
+"""One noun, one class: no two classes of the package and the simulator, which drives it, share a name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PUBLISHED = "odb_ref/compat/"
 
 
 def find_classes() -> dict[str, list[str]]:
-    """The modules that define a class of each name, at their top level."""
+    """Returns for each class name the modules that define it at their top level."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(path for top in ("odb_ref", "simulator/odb_sim") for path in (ROOT / top).rglob("*.py")):
         module = str(path.relative_to(ROOT))

@@ -1,4 +1,4 @@
-"""Without what only Linux has everything can be imported and one process trains; without any package the checker judges."""
+"""Without what only Linux has, everything can be imported and one process trains. Without any package the checker judges."""
 
 from __future__ import annotations
 

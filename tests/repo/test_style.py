@@ -46,7 +46,7 @@ def test_a_module_says_what_it_is_for() -> None:
 
 
 def list_public(node: ast.Module | ast.ClassDef) -> list[ast.FunctionDef | ast.ClassDef]:
-    """Functions and classes that a user can reach by public names, methods included."""
+    """Returns functions and classes that a user can reach by public names, including methods."""
     found: list[ast.FunctionDef | ast.ClassDef] = []
     for item in node.body:
         if isinstance(item, ast.FunctionDef | ast.ClassDef) and not item.name.startswith("_"):
@@ -73,7 +73,7 @@ def test_a_spec_reference_names_a_rule_that_exists() -> None:
 
 
 def find_unlisted(text: str) -> set[str]:
-    """Numbers that a group of rules leaves out and that are not listed as retired, or that are and are used again."""
+    """Returns numbers that a group of rules skips without listing them as retired, and retired numbers that are used again."""
     ids = [re.match(r"(R\d+)\.(\d+)", item) for item in re.findall(r"\*\*(R\d+\.\d+)\.?\*\*", text)]
     numbers: dict[str, set[int]] = {}
     for found in ids:
@@ -96,7 +96,7 @@ def test_a_rule_that_is_gone_is_listed_as_retired() -> None:
 
 
 def list_functions(path: Path) -> list[tuple[ast.FunctionDef, str]]:
-    """Functions with their docstrings; not properties, which are values."""
+    """Returns functions with their docstrings, without properties, which are values."""
     found = []
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
@@ -113,7 +113,7 @@ NO_VERBS = {
 
 
 def test_the_docstring_of_a_function_that_answers_begins_with_a_verb() -> None:
-    """ "Returns the groups", not "The groups"; what answers nothing may say what happens."""
+    """ "Returns the groups", not "The groups". A function that returns nothing may say what happens."""
     wrong = []
     for path, (node, text) in [(file, item) for file in SHIPPED for item in list_functions(file)]:
         is_silent = isinstance(node.returns, ast.Constant) and node.returns.value is None
@@ -125,7 +125,7 @@ def test_the_docstring_of_a_function_that_answers_begins_with_a_verb() -> None:
 TEXTS = (".py", ".md", ".v", ".tla")
 
 
-# Put together here, so that this file does not hold them.
+# Assembled here, so that this file does not contain them.
 FOUND = ("this " + "is " + "no state", "an epoch gone " + "on with", '"""' + 'None."""', "they take " + "note")
 FOUND += ("He" + "ars it", "Sa" + "ys which", "for who" + "ever asks", "of one" + "'s own", "where it is " + "none")
 FOUND += (
@@ -160,7 +160,7 @@ def test_english_is_not_found() -> None:
     assert list(prose.find("\n".join(FINE))) == []
 
 
-# The number of ranks is W everywhere. N is free for other counts in texts; in a proof any N would be read as that number.
+# The number of ranks is W everywhere. N is free for other counts in texts, but in a proof any N would be read as that number.
 OTHER_WORLD = re.compile(r"(?<!\w)`?N`? (?:the )?(?:" + r"ranks|processes)\b")
 OTHER_WORLD_IN_PROOFS = re.compile(r"(?<![\w'.])N(?![\w']|\.\w)")
 
@@ -189,7 +189,7 @@ def test_no_path_of_a_workplace_is_shipped() -> None:
     tracked = list_tracked()
     if not tracked:
         pytest.skip("not a git checkout")
-    # Put together here, so that this file does not hold them.
+    # Assembled here, so that this file does not contain them.
     forbidden = [
         "".join(parts)
         for parts in (("/wo", "rk/"), ("/tmp/", "brief"), (".lib", "rary/"), ("/ro", "ot/"), ("/ho", "me/"))

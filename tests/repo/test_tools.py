@@ -1,4 +1,4 @@
-"""The page about the tests names every folder and every tool, once, and by whom a tool is run."""
+"""The page about the tests names every folder and every tool once, and who runs each tool."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_slowest_tests_are_there() -> None:
 
 
 def is_program(path: Path) -> bool:
-    """Whether it does something when it is run; a test may quote such a program."""
+    """Returns whether a file does something when it is run. A test may quote such a program."""
     tests = [ast.unparse(node.test) for node in ast.parse(path.read_text()).body if isinstance(node, ast.If)]
     return "__name__ == '__main__'" in tests
 

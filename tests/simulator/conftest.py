@@ -1,4 +1,4 @@
-"""What several tests of the pages need."""
+"""Fixtures that several tests of the pages share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.helpers.browser import Tab, find_browser, open_browser
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    """A tab of a browser that all tests of a file share."""
+    """Yields a browser tab that all tests of a file share."""
     if find_browser() is None:
         pytest.skip("there is no Chromium here")
     with open_browser(tmp_path_factory.mktemp("browser")) as browser:
@@ -21,7 +21,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 
 @pytest.fixture(autouse=True)
 def brief_bands(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How sure a time is follows from a small part of an epoch: it takes some twenty simulations, of most commands."""
+    """Computes bands from a small part of an epoch, because they take some twenty simulations in most commands."""
     if request.path.name != "test_bands.py":
         monkeypatch.setattr(bands, "LARGEST_BANDED", 100)
         monkeypatch.setattr(bands, "LARGEST_EVENTS", 100)

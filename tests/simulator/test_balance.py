@@ -1,4 +1,4 @@
-"""Steps balanced by what they take in time take less of it."""
+"""Steps balanced by the time they take need less of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GPU = GpuCost(fixed_s=0.0, per_token_s=1e-4, per_token2_s=1e-4 / EQUAL_TOKENS)
 
 @pytest.mark.parametrize("layout", Layout)
 def test_steps_that_are_alike_in_cost_take_less_time(layout: Layout) -> None:
-    """Spec: R2.7. As many steps of the same samples, with attention that is half of the work at 2,000 tokens."""
+    """Spec: R2.7. The same number of steps of the same samples, with attention that is half of the work at 2,000 tokens."""
     workload = build_workload(load_lengths("azure_llm_2023_code"), ranks=8, sharding=Sharding.EVEN)
     what = Run(
         workload=workload,

@@ -1,4 +1,4 @@
-"""Bands: known ones recovered, what is common to two times cancelled in their ratio, and the promised share inside."""
+"""Bands: known ones are recovered, what two times share cancels in their ratio, and the promised share lies inside."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FREE = Costs(
     loader=LoaderCost(sample_s=0, per_token_s=0, collate_step_s=0, collate_per_token_s=0, receive_sample_s=0),
     ranges=Ranges(rows=(("gpu.per_token_s", 0.8e-4, 1.3e-4),)),
 )
-"""Only tokens cost anything."""
+"""Only tokens have a cost."""
 
 
 def make_run(

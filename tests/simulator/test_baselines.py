@@ -31,7 +31,7 @@ def build(tokens: list[int], ranks: int, sharding: Sharding = Sharding.EVEN, see
 
 
 def list_batches(workload: Workload, name: str, budget_tokens: int, seed: int = 0) -> list[list[list[int]]]:
-    """Sample indices of each batch of each rank."""
+    """Returns the sample indices of each batch of each rank."""
     plans = PLANNERS[name](workload, budget_tokens, seed)
     return [[part.tolist() for part in np.split(plan.order, plan.starts[1:]) if len(part)] for plan in plans]
 
@@ -84,7 +84,7 @@ def test_the_global_oracle_uses_the_fewest_batches(tokens: list[int], budget_tok
 
     @cache
     def count_fewest(start: int) -> int:
-        # Some best partition of sorted lengths is into runs, so trying all runs tries enough.
+        # Some best partition of sorted lengths consists of runs, so it is enough to try all runs.
         if start == len(tokens):
             return 0
         ends = range(start + 1, len(tokens) + 1)
@@ -154,7 +154,7 @@ def test_a_baseline_stops_at_its_quota_and_never_idles(policy: str) -> None:
 
 
 def test_times_of_a_plan_follow_from_costs_and_depth() -> None:
-    # One rank, batches of one; loading takes 2 s and computing 3 s and 1 s of collective, so only the first load shows.
+    # One rank, batches of one. Loading takes 2 s, computing 3 s and the collective 1 s, so only the first load shows.
     collective = CollectiveCost(fixed_s=1.0)
     workload = build([10] * 6, ranks=1)
     loader = LoaderCost(workers=1, sample_s=2.0, per_token_s=0.0, collate_step_s=0.0, collate_per_token_s=0.0)

@@ -1,4 +1,4 @@
-"""Batches are counted as they are collated, and trained on when every rank has collated them."""
+"""Batches are counted when they are collated, and trained on when every rank has collated them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_batches_are_counted_as_the_layout_counts_them(row: list[Group], layout:
 
 @st.composite
 def rounds(draw: st.DrawFn) -> list[list[Group]]:
-    """The groups of a round's steps, by rank."""
+    """Draws the groups of a round's steps, by rank."""
     steps = draw(st.integers(1, 5))
     return draw(st.lists(st.lists(groups, min_size=steps, max_size=steps), min_size=1, max_size=5))
 
@@ -50,7 +50,7 @@ def rounds(draw: st.DrawFn) -> list[list[Group]]:
 @settings(max_examples=few(100), deadline=None)
 @given(ranks=rounds(), first=st.integers(0, 9))
 def test_a_step_is_what_all_ranks_have_collated_for_it(ranks: list[list[Group]], first: int) -> None:
-    """In whatever order they have; what is counted by rank and lined up is what is counted by step."""
+    """In any order of collations. The counts by rank, lined up, are the counts by step."""
     shelf = Shelf(len(ranks))
     for rank in reversed(range(len(ranks))):
         shelf.put(rank, make_steps(first, ranks[rank]), count_batches(ranks[rank]))

@@ -53,7 +53,7 @@ def test_both_drivers_follow_a_schedule_alike(layout: Layout, sharding: Sharding
     ]
     assert max(tokens) > 1.4 * tokens[0]
     assert tokens[-1] < max(tokens)
-    if sharding is Sharding.EVEN:  # where samples are not other ones with each draw
+    if sharding is Sharding.EVEN:  # if draws do not change the samples
         means = [
             np.mean([row.samples for row in events.rows if row.round == round_])
             for round_ in range(events.rows[-1].round + 1)

@@ -1,4 +1,4 @@
-"""What a planner would be misled by: said, or gone."""
+"""What would mislead a planner is cautioned of, or gone."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_window_above_every_shard_is_said(capsys: pytest.CaptureFixture[str]) 
     assert list_subjects(simulate(window_samples=150)) == []
     assert list_subjects(simulate(window_samples=151)) == [About.WINDOW]
     assert simulate(window_samples=151, policy="standard").cautions == ()
-    assert simulate(window_samples=151, update_samples=20).cautions == ()  # an update is one
+    assert simulate(window_samples=151, update_samples=20).cautions == ()  # an update is a window
     sweep = ["sweep", "gsm8k", "--ranks", "2", "--samples", "100", "--token-budget", "2048", "--processes", "1"]
     assert main([*sweep, "--window", "16,64,128"]) == 0
     assert capsys.readouterr().out.count("larger than any shard") == 1

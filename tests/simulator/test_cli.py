@@ -1,4 +1,4 @@
-"""How the command ends when it is broken off or the machine is too small: shortly, and in one line at most."""
+"""How the command ends when it is interrupted or the machine is too small: quickly, and with at most one line."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_no_worker_outlives_a_sweep_that_is_ended(sent: signal.Signals, tmp_path
             pytest.fail("no pipe")
         process.stdout.readline()
         process.send_signal(sent)
-        process.communicate(timeout=30)  # ends when nobody holds its output
+        process.communicate(timeout=30)  # ends when its output is closed
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -124,7 +124,7 @@ SLEEPY = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 @pytest.mark.slow
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_what_a_broken_off_demo_has_started_ends_with_it(sent: signal.Signals, status: int, tmp_path: Path) -> None:
-    """The program that is run starts another and ends it when it is asked to, as torchrun does with the ranks."""
+    """The program starts another and ends it when asked to, as torchrun does with the ranks."""
     starter = (
         "import os, signal, subprocess, sys, pathlib\n"
         f"one = subprocess.Popen([sys.executable, '-c', {SLEEPY!r}])\n"

@@ -1,4 +1,4 @@
-"""One spelling for one thing: what every command has in common."""
+"""One spelling for one thing: what all commands have in common."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_help_begins_with_an_example_that_can_be_parsed(command: str) -> Non
 
 
 def test_a_name_means_one_thing() -> None:
-    """Options of the same name take values of the same kind in every command; things of one kind have one name."""
+    """Options of the same name take values of the same kind in every command, and things of one kind have one name."""
     kinds: dict[str, set[object]] = {}
     for command in COMMANDS:
         for name, action in get_options(command).items():
@@ -48,7 +48,7 @@ def test_a_name_means_one_thing() -> None:
     assert [command for command in COMMANDS if "--budget" in get_options(command)] == ["micro-batches"]
     for wrong in ("--policies", "--rule", "--max-age-rounds", "--dot"):
         assert wrong not in kinds, wrong
-    # These two write files, and no figures.
+    # These two write files, but no figures.
     assert [command for command in COMMANDS if "--json" not in get_options(command)] == ["demo", "view"]
 
 
@@ -95,7 +95,7 @@ def test_json_to_standard_output_is_all_that_stands_there(
 
 
 def test_run_options_reach_a_sweep(tmp_path: Path) -> None:
-    """What a sweep simulates is what `simulate` does with the same options."""
+    """A sweep simulates what `simulate` does with the same options."""
     options = "--max-age 1 --ramp 0 --shards uneven --mode quota --quota 40 --workers 2"
     given = f"--ranks 2 --token-budget 1000 --window 16 --samples 80 {options}".split()
     one, many = tmp_path / "one.json", tmp_path / "many.json"

@@ -1,4 +1,4 @@
-"""``odb-ref compare`` over many traces: one table, one memory limit, and what every policy was given."""
+"""``odb-ref compare`` over many traces: one table, one memory limit, and the settings of every policy."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_every_trace_is_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_ratio_of_samples_of_other_lengths_is_given_in_tokens_too() -> None:
-    """In quota mode online batches hold back what is long: the samples that a quota of them has are shorter."""
+    """In quota mode online batches hold back long samples, so those within a quota are shorter."""
     lengths = load_lengths("mm_mix_real")
     workload = build_workload(lengths, ranks=8)
     what = Run(workload=workload, policy="odb", budget_tokens=choose_budget(lengths), window_samples=1024)

@@ -37,7 +37,7 @@ load_once = cache(load_lengths)
 
 
 def simulate(what: Run) -> tuple[Summary, Batches]:
-    """The figures, and the positions of every delivered step of every rank."""
+    """Returns the figures, and the positions of every delivered step of every rank."""
     batches: Batches = defaultdict(list)
 
     def observe(rank: int, event: Event | None, effects: Sequence[Effect], time_s: float) -> None:
@@ -59,7 +59,7 @@ def runs(draw: st.DrawFn) -> Run:
         policy=draw(st.sampled_from(["odb", "paper"])),
         order=draw(
             st.sampled_from([StepOrder.FULLEST, StepOrder.SAMPLER])
-        ),  # the seed, of jitter here, would shuffle steps
+        ),  # the seed, here for jitter, would shuffle steps
         budget_tokens=draw(st.integers(1, 120)),
         window_samples=draw(st.integers(1, 12)),
         depth_steps=draw(st.integers(1, 4)),
@@ -207,7 +207,7 @@ def test_a_baseline_cannot_be_told_of_a_fault() -> None:
 def test_an_epoch_whose_loaders_are_done_is_not_complete_when_a_rank_leaves(
     kind: FaultKind, layout: str, global_batch: int | None
 ) -> None:
-    """The loaders have nothing left to do and end in order; it is the trainers that wait for the rank that is gone."""
+    """The loaders have nothing left to do and end in order. The trainers wait for the rank that is gone."""
     workload = build_workload(load_once("gsm8k"), ranks=4, samples=6000)
     what = Run(
         workload=workload,

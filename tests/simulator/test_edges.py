@@ -1,4 +1,4 @@
-"""Values at the edge of what makes sense: refused in a line, or computed; never a figure that is nan or infinite."""
+"""Values at the edge of what makes sense are refused in a line, or computed, but never give nan or infinite figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page draws of each rank and step: the same from every driver, adding up to the run's figures, and bounded."""
+"""The maps of ranks and steps are the same from every driver, add up to the run's figures, and are bounded."""
 
 from __future__ import annotations
 

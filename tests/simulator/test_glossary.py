@@ -1,4 +1,4 @@
-"""The glossary names every figure that the simulator prints or writes; of a run, its steps and its timeline, and no other."""
+"""The glossary names every figure that the simulator prints or writes, for a run, its steps and its timeline, and no other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.simulator_answers.helpers import record
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 OPAQUE = {"costs", "values", "inputs", "constants", "model", "because"}
-"""Keys whose value has names of its own: numbers of a cost model, inputs of a prediction, constants of a preset."""
+"""Keys whose value has its own names: numbers of a cost model, inputs of a prediction, constants of a preset."""
 
 
 def read_glossary() -> str:
@@ -33,7 +33,7 @@ def read_glossary() -> str:
 
 
 def read_names(heading: str) -> list[str]:
-    """What the first column of the section's table has, each name in it."""
+    """Returns the names in the first column of the section's table."""
     section = read_glossary().split(f"## {heading}\n")[1].split("\n## ")[0]
     cells = re.findall(r"^\| (`.*?) \|", section, flags=re.MULTILINE)
     return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
@@ -57,7 +57,7 @@ def list_keys(value: Json) -> Iterator[str]:
 
 @pytest.fixture
 def headings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The headings of every table that a command prints while the test runs."""
+    """Returns the headings of every table that a command prints while the test runs."""
     seen: list[str] = []
     for module in map(load_command, EXAMPLES):
         if hasattr(module, "print_table"):
@@ -95,7 +95,7 @@ COMMANDS = {
 
 
 def write_data(command: str, arguments: list[str], folder: Path) -> None:
-    """Gives a command that reads data, or traces, files of them."""
+    """Writes data files or traces for a command that reads them."""
     if command in ("replay", "calibrate"):
         arguments += [str(record(folder / f"{number}.ndjson", samples=900)) for number in range(2)]
     if command == "lengths":
@@ -134,7 +134,7 @@ CURVE = [(0, 0.0, 5.9), (2, 4.0, 5.0), (4, 8.0, 4.5)]
 
 
 def test_curves_lie_on_each_other_over_updates_and_not_over_seconds() -> None:
-    """And a curve ends where its training does."""
+    """A curve also ends where its training does."""
     curves = {"fixed": CURVE, "odb": [(u, s / 2, loss) for u, s, loss in CURVE]}
     (updates, _), (seconds, _) = recorded_report.draw_curves(curves)
     fixed, odb = (series.values for series in updates.series)
@@ -145,7 +145,7 @@ def test_curves_lie_on_each_other_over_updates_and_not_over_seconds() -> None:
 
 
 def run_demo(out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Json]:
-    """The demo with a small simulation and no training; the figures that the training is said to have had."""
+    """Runs the demo with a small simulation and pretended training, and returns the figures of the training."""
     pytest.importorskip("torch")
     figures: dict[str, Json] = dict.fromkeys(recorded_report.TRAINING_FIGURES, 12345)
 

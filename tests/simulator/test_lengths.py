@@ -1,4 +1,4 @@
-"""Length traces: what can be read, and that each kind of bad input is said in one line with file and line."""
+"""Length traces: what can be read, and that each kind of bad input gives one line with file and line."""
 
 from __future__ import annotations
 

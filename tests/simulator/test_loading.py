@@ -1,4 +1,4 @@
-"""The model of a loader: by hand, as properties, and its batches beside those of real loaders."""
+"""The model of a loader: computed by hand, as properties, and its batches beside those of real loaders."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_half_a_window_is_read_ahead_and_no_more() -> None:
     for window, ready_s in ((64, 100.0), (256, 100.0)):
         reader = WindowReader(make_loader(1, 1), make_workload(10 * window).tokens, window)
         first_s = reader.read(window, 0.0)
-        # Half a window lies ready, and one chunk more with the worker.
+        # Half a window is ready, and the worker has one more chunk.
         asked_s = first_s + 10 * window
         assert reader.read(window // 2 - 1, asked_s) == asked_s
         assert reader.read(window, asked_s) > asked_s + ready_s / 4
@@ -140,7 +140,7 @@ def test_collating_is_shared_by_workers_of_a_plain_loader_and_not_by_ours() -> N
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("kind", ["plain", "ours"])
 def test_a_real_loader_makes_the_batches_that_the_model_makes(kind: str, workers: int) -> None:
-    """How fast it does is measured by ``python -m tests.bench --only model``."""
+    """``python -m tests.bench --only model`` measures its speed."""
     pytest.importorskip("torch")
     from tests.bench.model import Case, build_workload, measure, predict
 

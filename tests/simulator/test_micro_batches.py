@@ -1,4 +1,4 @@
-"""Micro-batches of known lengths: seconds by hand, what dealing saves, and a bound that no plan is below."""
+"""Micro-batches of known lengths: seconds computed by hand, what dealing saves, and a bound that no plan beats."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def ask(tokens: list[int], ranks: int, options: Options, costs: Costs = PLAIN, *
 
 
 def test_seconds_are_those_of_the_slowest_rank() -> None:
-    """Rank 0 has 600 tokens, two full micro-batches; rank 1 has 100, and an idle one."""
+    """Rank 0 has 600 tokens, two full micro-batches. Rank 1 has 100, and an idle micro-batch."""
     outcome = ask([300, 300, 50, 50], 2, {"budget": 300})
     stay, dealt = outcome.stay, outcome.dealt
     assert (stay.micro_batches, stay.least) == (2, 2)
     assert stay.step_s == pytest.approx(2 * (0.5 + 3.0))
     assert stay.wait_s == pytest.approx(7.0 - (7.0 + 2 * 0.5 + 1.0) / 2)
-    # Dealt out, each rank has a long one and a short one: no two long ones share a micro-batch of 300.
+    # Dealt out, each rank has a long sample and a short one. No two long ones share a micro-batch of 300.
     assert dealt.step_s == pytest.approx(2 * 0.5 + 3.0 + 0.5)
     assert dealt.wait_s == pytest.approx(0)
     assert outcome.saved_s == pytest.approx(2.5)
@@ -51,7 +51,7 @@ def test_the_collective_ends_a_step_once() -> None:
 
 
 def test_ranks_meet_where_the_cost_model_says() -> None:
-    """Ranks with 300 + 100 and 200 + 200 tokens, in micro-batches of 300, by falling tokens: they wait inside the step only."""
+    """Ranks with 300 + 100 and 200 + 200 tokens, in micro-batches of 300, by falling tokens, wait only inside the step."""
     meeting = replace(PLAIN, collective=replace(NO_COLLECTIVE, each_step=True))
     inside, at_the_end = (ask([300, 100, 200, 200], 2, {"budget": 300}, costs).stay for costs in (meeting, PLAIN))
     assert inside.step_s == pytest.approx(2 * 0.5 + 3 + 2)
@@ -61,7 +61,7 @@ def test_ranks_meet_where_the_cost_model_says() -> None:
 
 
 def test_what_is_padded_is_paid_for() -> None:
-    """Lengths that --pad-to rounds up take as long as the rounded ones; the fill counts real tokens."""
+    """Lengths rounded up by --pad-to take as long as the rounded ones. The fill counts real tokens."""
     tokens = [130, 10, 20, 250]
     padded, plain = ask(tokens, 2, {"budget": 256, "pad_to": 128}), ask([256, 128, 128, 256], 2, {"budget": 256})
     for one, other in ((padded.stay, plain.stay), (padded.dealt, plain.dealt)):
@@ -86,8 +86,8 @@ FLOOR = replace(QUADRATIC, gpu=replace(QUADRATIC.gpu, floor_s=0.2))
 TABLES = [
     StepTable(rows=rows)
     for rows in (
-        ((250.0, 1.9), (280.0, 2.0), (300.0, 2.1)),  # measured of full batches only
-        ((10.0, 0.5), (100.0, 0.6), (280.0, 4.0)),  # more and more a token
+        ((250.0, 1.9), (280.0, 2.0), (300.0, 2.1)),  # measured with full batches only
+        ((10.0, 0.5), (100.0, 0.6), (280.0, 4.0)),  # a growing cost per token
         ((10.0, 2.0), (100.0, 1.5), (250.0, 0.01)),  # falling, to nothing
         ((400.0, 0.01), (500.0, 7.0)),  # cheaper than an idle one
     )
@@ -97,7 +97,7 @@ MODELS = [PLAIN, QUADRATIC, MEETING, FLOOR, *(replace(QUADRATIC, step_table=tabl
 
 
 def test_the_bound_is_what_full_micro_batches_take() -> None:
-    """Sixteen of 100 tokens are eight full micro-batches, four on each of two ranks: nothing can be better."""
+    """Sixteen samples of 100 tokens are eight full micro-batches, four on each of two ranks: nothing can be better."""
     for costs in (
         QUADRATIC,
         FLOOR,

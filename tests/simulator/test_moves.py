@@ -1,4 +1,4 @@
-"""How far training strays from what the sampler chose."""
+"""How far training departs from the sampler's choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of the commands: what they say, their freedom from any network, and what a reader's browser makes of them."""
+"""The pages of the commands: their content, their independence of any network, and how they look in a reader's browser."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COMMANDS = {
     "plan": "plan LENGTHS --model qwen2.5-0.5b --gpu rtx4090 --gpus 4 --strategy ddp --global-batch 32 --processes 1",
 }
 SIZE = 2_500_000
-"""Bytes of a page, at most."""
+"""The largest size of a page in bytes."""
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +208,7 @@ def test_the_library_is_that_of_its_package_unchanged() -> None:
     assert b'"6.1.0"' in (assets / "echarts.min.js").read_bytes()
     for name in ("ECHARTS-LICENSE", "ECHARTS-LICENSE-d3", "ECHARTS-NOTICE"):
         assert (assets / name).is_file()
-    # Said once: the licence of the project is that of the library.
+    # Included once: the licence of the project is that of the library.
     assert "Apache License" in (Path(__file__).parents[2] / "LICENSE").read_text()
 
 

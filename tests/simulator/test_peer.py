@@ -1,4 +1,4 @@
-"""The described peer beside the real one, batch by batch, where it is installed; and what the description says of itself."""
+"""The described peer beside the real one, batch by batch, if it is installed, and the facts in the description."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def list_batches(workload: Workload, budget_tokens: int, window_samples: int) ->
 
 
 def list_real_batches(shards: list[list[int]]) -> list[list[list[int]]]:
-    """The sample numbers of each batch of each rank of the real peer, as a user would run it."""
+    """Returns the sample numbers of each batch of each rank of the real peer, run as a user would run it."""
     from tests.bench.data import compute_shards
     from tests.bench.launch import launch
 
@@ -64,7 +64,7 @@ def test_the_real_peer_makes_the_same_batches_on_even_shards(sizes: list[int]) -
     real = list_real_batches(shards)
     assert [len(own) for own in real] == [len(own) for own in described]
     for ours, theirs in zip(described, real, strict=True):
-        # In another order: that inside a round is a shuffle.
+        # In another order, because the order inside a round is shuffled.
         assert Counter(tuple(sorted(batch)) for batch in ours) == Counter(tuple(sorted(batch)) for batch in theirs)
 
 
@@ -108,7 +108,7 @@ def test_singles_are_split_off_the_longest_group_that_has_two() -> None:
 
 
 def test_what_is_left_over_without_a_new_sample_is_lost() -> None:
-    """On uneven shards a rank that has no more input can hold samples that nobody pays a step for."""
+    """On uneven shards a rank without further input can hold samples for which no rank makes a step."""
     uneven = build([[50] * 40, [1] * 39])
     lost = [40 - sum(map(len, own)) for own in list_batches(uneven, 50, 8)]
     assert lost[0] > 0

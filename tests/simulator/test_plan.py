@@ -1,4 +1,4 @@
-"""`odb-ref plan`: its figures follow from each other, what it recommends can be run, and its page says them."""
+"""`odb-ref plan`: its figures are consistent, its recommendation can be run, and its page shows both."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def test_each_node_starts_as_many_ranks(lengths: Path, tmp_path: Path) -> None:
 
 
 def plan(lengths: Path, folder: Path, options: str) -> dict[str, Any]:
-    """All figures of a plan."""
+    """Returns all figures of a plan."""
     assert main(["plan", str(lengths), *options.split(), "--json", str(folder / "p.json")]) == 0
     figures: dict[str, Any] = json.loads((folder / "p.json").read_text())
     return figures
 
 
 def test_where_a_step_costs_much_a_group_may_hold_more_padding(lengths: Path, tmp_path: Path) -> None:
-    """Spec: R16.3. Weights are gathered in every micro-step, so fewer and fuller ones are faster."""
+    """Spec: R16.3. Every micro-step gathers weights, so fewer and fuller micro-steps are faster."""
     job = "--model qwen2.5-7b --gpu h100 --gpus 8 --strategy fsdp --global-batch 64 --processes 1"
     loader, _, simulate = plan(lengths, tmp_path, job)["commands"]
     (share,) = re.findall(r"update_samples=64, batching=Batching\(padding_share=(\d+)\)", loader)
@@ -99,7 +99,7 @@ def test_where_a_step_costs_much_a_group_may_hold_more_padding(lengths: Path, tm
 
 
 def test_each_way_has_the_batches_that_are_fastest_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is compared with is not made slow by the largest batches that fit: padded to 8,000 tokens, or fewer than ranks."""
+    """The alternatives are not slowed down by the largest batches that fit: padded to 8,000 tokens, or fewer than ranks."""
     monkeypatch.chdir(tmp_path)
     tokens = np.clip(np.random.default_rng(3).lognormal(7, 1, SAMPLES), 8, 8000).astype(int)
     Path("long.csv").write_text("total_tokens\n" + "\n".join(map(str, tokens)) + "\n")
@@ -167,7 +167,7 @@ def test_what_makes_no_sense_is_refused(
 
 
 def test_what_was_timed_was_timed_as_the_run_is(lengths: Path, tmp_path: Path) -> None:
-    """Measured costs do not say what computing activations again costs: else it would look free, and its budgets the faster."""
+    """Measured costs do not include recomputed activations. Otherwise these would look free, and their budgets faster."""
     costs = tmp_path / "costs.json"
     write_costs(costs, Costs(gpu=GpuCost(fixed_s=1.0, per_token_s=1e-5)))
     for options, recomputes in (("", False), ("--recompute yes", True)):
@@ -177,7 +177,7 @@ def test_what_was_timed_was_timed_as_the_run_is(lengths: Path, tmp_path: Path) -
 
 
 def test_sharded_ranks_meet_in_each_micro_batch_whatever_was_timed(lengths: Path, tmp_path: Path) -> None:
-    """A table of timed steps does not say so, and without it fixed batches would not be seen to wait for one another."""
+    """A table of timed steps does not record it, and without it fixed batches would not seem to wait for one another."""
     costs = tmp_path / "costs.json"
     write_costs(costs, Costs(gpu=GpuCost(fixed_s=0.01, per_token_s=1e-4), collective=NO_COLLECTIVE))
     speedups = {}
@@ -190,7 +190,7 @@ def test_sharded_ranks_meet_in_each_micro_batch_whatever_was_timed(lengths: Path
 def test_memory_that_is_known_gains_nothing_by_computing_again(
     lengths: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The faster is chosen also where it does not hold the longest sample."""
+    """The faster setting is chosen even if it does not hold the longest sample."""
     tokens = int(np.loadtxt(lengths, skiprows=1).max()) - 1
     asked = f"{SMALL} --global-batch 32 --memory-tokens {tokens}"
     assert not plan(lengths, tmp_path, asked)["recomputes"]
@@ -200,7 +200,7 @@ def test_memory_that_is_known_gains_nothing_by_computing_again(
 
 
 def test_nodes_are_filled_as_torchrun_fills_them(lengths: Path, tmp_path: Path) -> None:
-    """Thirteen GPUs are thirteen nodes of one, in the price too."""
+    """Thirteen GPUs are thirteen nodes of one, also in the price."""
     seconds = []
     for nodes in ("", "--node-gpus 1"):
         asked = f"--model qwen2.5-0.5b --gpu h100 --gpus 13 --processes 1 --global-batch 64 {nodes}"

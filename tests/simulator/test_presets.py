@@ -1,4 +1,4 @@
-"""Presets: what is published of models, what runs of others have measured, and a job recomputed by hand."""
+"""Presets: published facts about models, what others' runs measured, and a job recomputed by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PARAMETERS = {
     "qwen3-32b": 32_762_123_264,
     "qwen3-30b-a3b": 30_532_122_624,
 }
-"""As published; those of Qwen hold biases and norms of heads, which cost nothing."""
+"""As published. Those of Qwen include biases and norms of heads, which cost nothing."""
 MPT = {"760m": (1536, 24), "1b": (2048, 24), "3b": (2560, 32), "7b": (4096, 32), "13b": (5120, 40)}
 MPT |= {"30b": (7168, 48), "70b": (8192, 80)}
 FITTED = ("1b", "7b")
@@ -82,7 +82,7 @@ def test_the_cost_of_llama_3_8b_by_hand() -> None:
     costs, peak = job.price(job.values), 989.4e12
     assert costs.gpu.per_token_s == pytest.approx(6 * active / (peak * 0.48))
     assert costs.gpu.per_token2_s == pytest.approx(6 * 32 * 4096 / (peak * 0.20))
-    # Eight GPUs of a node send 50 GB/s each to other nodes, in a ring: 400 GB/s, of which three quarters; thrice 16 GB.
+    # Eight GPUs of a node send 50 GB/s each to other nodes, in a ring: 400 GB/s, of which three quarters; three times 16 GB.
     sent = 3 * (2 * 8_030_261_248 / (0.75 * 400e9) * 63 / 64 + 32 * 6 * 2e-5)
     assert costs.gpu.floor_s == pytest.approx(sent)
     assert costs.gpu.fixed_s == pytest.approx(32 * 3e-4 + 0.15 * sent)

@@ -1,4 +1,4 @@
-"""Resumed epochs: recorded anywhere, and simulated again decision by decision."""
+"""Resumed epochs, recorded anywhere, are simulated again decision by decision."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.trace.test_resumed import CONFIGS, find_carrying, write_rest
 
 
 class Prompt(AnyOrder):
-    """Sources tell their end with their last sample, as the loader's and the simulator's do: rules see when they do."""
+    """Sources report their end with their last sample, as the loader's and the simulator's do. Rules see when they do."""
 
     def answer_read(self, asked: int, left: int) -> tuple[int, bool]:
         count = min(self.random.randint(1, asked), left)

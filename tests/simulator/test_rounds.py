@@ -1,4 +1,4 @@
-"""The driver of rounds gives what the world gives with the real machine: steps, tokens, times, for random settings."""
+"""The driver of rounds equals the world with the real machine, for random settings: steps, tokens, times."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ EXACT = {name for name, kind in StepRow.__annotations__.items() if kind == "int"
 
 
 def check_equal(events: Result, by_rounds: Result, *, has_chance: bool = False) -> None:
-    """Integers are equal; seconds summed over ranks may be rounded otherwise. ``has_chance``: things fall together."""
+    """Integers are equal. Seconds summed over ranks may be rounded differently. With ``has_chance`` events may coincide."""
     assert (events.summary.driver, by_rounds.summary.driver) == ("events", "rounds")
     assert len(events.rows) == len(by_rounds.rows)
     for theirs, ours in zip(events.rows, by_rounds.rows, strict=True):
@@ -71,7 +71,7 @@ def run_both(what: Run, *, has_chance: bool = False) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class LastGroupRule:
-    """A rule of a user's own: between the two that ship."""
+    """A user's rule between the two that ship."""
 
     name: str = "middle"
 
@@ -84,7 +84,7 @@ RULES: tuple[TargetRule, ...] = (OdbRule(), PaperRule(), LastGroupRule())
 
 
 def draw_seconds(prime: int) -> st.SearchStrategy[float]:
-    """Multiples of a root of its own for each cost: no two sums of different costs fall together."""
+    """Draws multiples of a separate root for each cost, so that no two sums of different costs coincide."""
     return st.integers(1, 1000).map(lambda times: 1e-3 * times * prime**0.5)
 
 
@@ -114,7 +114,7 @@ def draw_costs(draw: st.DrawFn) -> Costs:
 
 @st.composite
 def draw_workload(draw: st.DrawFn, resources: int) -> Workload:
-    """Shards of any sizes, also empty ones."""
+    """Draws shards of any sizes, also empty ones."""
     shards = draw(st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any))
     total = sum(shards)
     longest = draw(st.sampled_from([3, 12, 60]))
@@ -149,7 +149,7 @@ def draw_run(draw: st.DrawFn) -> Run:
         limits=limits,
         window_samples=draw(st.integers(1, 24)),
         depth_steps=draw(st.integers(1, 9)),
-        sharding=draw(st.sampled_from([Sharding.EVEN, Sharding.SHARED])),  # the drawn shards are of any sizes
+        sharding=draw(st.sampled_from([Sharding.EVEN, Sharding.SHARED])),  # the drawn shards have any sizes
         mode=mode,
         quota_samples=draw(st.none() | st.integers(1, 100)) if mode is Mode.QUOTA else None,
         max_age_rounds=draw(st.integers(1, 4)),
@@ -178,7 +178,7 @@ def test_rounds_give_what_events_give_where_things_cost_nothing(what: Run, is_tr
     if is_trained_in_no_time:
         gpu = GpuCost(fixed_s=0, per_token_s=0, per_token2_s=0)
         costs = replace(costs, gpu=gpu, collective=NO_COLLECTIVE, step_table=StepTable())
-    # Much happens at one moment: what comes first of it shows in how full the queues are.
+    # Much happens at the same time. What comes first shows in how full the queues are.
     run_both(replace(what, costs=costs), has_chance=True)
 
 
@@ -204,7 +204,7 @@ def test_blocks_of_ranks_give_what_one_block_gives(monkeypatch: pytest.MonkeyPat
 
 
 class Starts:
-    """An observer's machines, of which it keeps where each round began."""
+    """An observer of machines that records where each round began."""
 
     def __init__(self, what: Run) -> None:
         config = what.build_config()
@@ -249,7 +249,7 @@ def test_a_source_has_ended_when_a_read_has_found_its_end() -> None:
         RoundStart(round=5, read_samples=4, carried=tuple(range(4)), marks=(0,)),
     )
     what = Run(workload=workload, policy="odb", budget_tokens=10, window_samples=4, starts=starts)
-    # Eight groups and one: as long as both may read on, the fewer decide.
+    # Eight groups and one: as long as both may read on, the smaller number decides.
     assert run_both(what).rows[0].idle_ranks == 0
 
 
@@ -271,7 +271,7 @@ def test_the_driver_is_chosen_and_can_be_forced() -> None:
 
 @dataclass(frozen=True, slots=True)
 class WildRule:
-    """Answers outside its bounds."""
+    """Returns answers outside its bounds."""
 
     name: str = "wild"
 

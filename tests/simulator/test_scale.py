@@ -1,4 +1,4 @@
-"""What makes large worlds affordable. How fast they are is measured by `python -m tests.bench.scale`, not tested."""
+"""What makes large worlds affordable. `python -m tests.bench.scale` measures their speed, which is not tested."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from tests.bench.scale import measure_apart
 @pytest.mark.parametrize("driver", [Driver.EVENTS, Driver.ROUNDS])
 def test_memory_does_not_grow_with_samples_that_are_not_held(driver: Driver) -> None:
     few, many = (measure_apart(4, samples, driver)["peak_bytes"] for samples in (10_000, 80_000))
-    # 70,000 samples are 1.7 MB as arrays (and as much again for a moment); as objects they would be 7 MB or more.
+    # 70,000 samples take 1.7 MB as arrays (twice that for a moment). As objects they would take 7 MB or more.
     assert many - few < 6e6

@@ -1,4 +1,4 @@
-"""Settings that cost an epoch more than 2 %: said with what does better, which is then so; and silence where nothing does."""
+"""Settings that cost an epoch more than 2 % are cautioned of, with one that really does better, and only these."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIELDS = {
     "--max-age": "max_age_rounds",
 }
 FAR = Costs(network=NetworkCost(alpha_s=0.3))
-"""Ranks so far apart that a round waits for its exchange, where nothing is queued meanwhile."""
+"""Ranks so far apart that a round waits for its exchange, unless something is queued meanwhile."""
 
 
 def build(trace: str, budget: int, ranks: int = 8, **given: object) -> Run:
@@ -31,7 +31,7 @@ def build(trace: str, budget: int, ranks: int = 8, **given: object) -> Run:
 
 
 def ask(what: Run) -> dict[str, tuple[int, float]]:
-    """What is said of each option: the value that does better, and what the one given costs."""
+    """Returns for each option in a caution the value that does better, and the cost of the given one."""
     found = {}
     for caution in list_costly(what, run(what).summary):
         assert caution.about is About.SETTING

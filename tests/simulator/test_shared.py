@@ -1,4 +1,4 @@
-"""Shared shards in the simulator: what they gain, what the commands say of them, and that what is recorded is played again."""
+"""Shared shards in the simulator: what they gain, what the commands report about them, and replays of recorded runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def simulate(name: str, sharding: Sharding, *, ranks: int, window: int, layout: 
     [("azure_llm_2023_conv", 16, 512), ("azure_llm_2023_conv", 64, 1024), ("mm_mix_real", 64, 1024)],
 )
 def test_packed_rows_of_shared_shards_waste_less_than_a_hundredth(name: str, ranks: int, window: int) -> None:
-    """Spec: R14. Checks: DEAL. With fixed shards the ranks that end first wait for the others, a window long."""
+    """Spec: R14. Checks: DEAL. With fixed shards the ranks that end first wait for the others, for the length of a window."""
     shared = simulate(name, Sharding.SHARED, ranks=ranks, window=window)
     assert shared >= 0.99
     assert shared > simulate(name, Sharding.EVEN, ranks=ranks, window=window) + 0.01
@@ -63,7 +63,7 @@ def test_commands_share_shards_and_say_so(tmp_path: Path, capsys: pytest.Capture
     assert main(["sweep", "gsm8k", "--ranks", "2,3", "--window", "64", *COMMON, "--json", str(figures)]) == 0
     assert figures.read_text().count('"shards": "shared"') == 2
     assert main(["compare", "gsm8k", "--ranks", "3", *COMMON[:-2], "--json", str(figures)]) == 0
-    # Baselines have no way of sharing them.
+    # Baselines cannot share them.
     assert figures.read_text().count('"shards": "shared"') == 2
     assert '"shards": "even"' in figures.read_text()
     capsys.readouterr()
@@ -77,7 +77,7 @@ def test_nothing_is_read_before_it_is_drawn() -> None:
     even = np.ones(3)
     counts = np.array([CHUNK_SAMPLES, 2 * CHUNK_SAMPLES, 0])
     assert reader.read(np.array([0, 16, 48]), counts, 5.0, even).tolist() == [21.0, 21.0, 5.0]
-    # The second worker of rank 0 is free, and begins when it is asked; rank 2 is twice as slow.
+    # The second worker of rank 0 is free, and begins when it is asked. Rank 2 is twice as slow.
     counts = np.array([1, 3 * CHUNK_SAMPLES, 1])
     assert reader.read(np.array([48, 49, 97]), counts, 30.0, np.array([1, 1, 2])).tolist() == [31.0, 62.0, 32.0]
 

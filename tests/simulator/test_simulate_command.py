@@ -61,7 +61,7 @@ def test_same_seed_same_trace_bytes_in_another_process(policy: str, mode: str, t
     here, there, other = (tmp_path / name for name in ("here", "there", "other"))
     assert simulate(*arguments, "--trace", str(here)) == 0
     command = [sys.executable, "-m", "odb_sim.cli.main", "simulate", "mm_mix_real", "--token-budget", "4096"]
-    # A seed that is not the one of this process, which may have been given one.
+    # A seed different from that of this process, which may have been given one.
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     subprocess.run(
         [*command, "--window", "32", *arguments, "--trace", str(there)],

@@ -1,4 +1,4 @@
-"""On every shipped trace the delivered steps keep ALIGN, ONCE, COVER and BUDGET, and the figures say what was delivered."""
+"""On every shipped trace the delivered steps keep ALIGN, ONCE, COVER and BUDGET, and the figures match them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ load_once = cache(load_lengths)
 
 
 class Delivered:
-    """An observer that keeps what each rank's consumer got."""
+    """An observer that records what each rank's consumer received."""
 
     def __init__(self) -> None:
         self.steps: dict[int, list[Step]] = defaultdict(list)
@@ -63,7 +63,7 @@ def test_every_trace_keeps_the_properties(name: str, ranks: int, sharding: Shard
         ids = [sample.id for step in steps[rank] for sample in step.group]
         shard = workload.ids[workload.compute_span(rank, 0, workload.samples_total)].tolist()
         assert len(ids) == len(set(ids)), "ONCE"
-        if sharding is not Sharding.SHARED:  # there a rank has no samples of its own; those of all are judged below
+        if sharding is not Sharding.SHARED:  # there a rank has no samples of its own, and those of all are judged below
             assert set(ids) <= set(shard), "ONCE"
             assert mode is not Mode.JOIN or sorted(ids) == sorted(shard), "COVER"
         emitted += ids

@@ -1,4 +1,4 @@
-"""Lengths of texts: by hand, whatever holds the rows, and without a word of them in an error."""
+"""Lengths of texts, computed by hand, for any format of the rows, and without a word of the texts in an error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.helpers.commands import refuse
 WORDS = ["<unk>", "<|im_start|>", "<|im_end|>", "user", "assistant", "system", *"abcdefgh", "think"]
 SECRET = "abcabcabc"
 CHAT = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c d e"}]
-"""Words and marks are tokens, lines are not: a turn is its mark, its role, its words and its end."""
+"""Words and marks are tokens, lines are not. A turn is its mark, its role, its words and its end."""
 PAIRS = [
     {"prompt": "a b", "response": "c d e"},
     {"prompt": "a", "response": "b"},
@@ -94,7 +94,7 @@ def test_a_template_of_ones_own(tokenizer: Path, tmp_path: Path) -> None:
     )
     assert count({"messages": CHAT}, tokenizer, template=str(template)) == CountedRow(11, 4)
     template = tmp_path / "thinking.jinja"
-    # What is thought in turns before the last is dropped: what a prefix renders is not how the whole begins.
+    # Thoughts in turns before the last are dropped, so a rendered prefix differs from the beginning of the whole.
     template.write_text(
         "{% for m in messages %}<|im_start|> {{ m.role }} {% if m.role == 'assistant' and loop.last %}think {% endif %}"
         "{{ m.content }} <|im_end|> {% endfor %}{% if add_generation_prompt %}<|im_start|> assistant think {% endif %}"
@@ -137,7 +137,7 @@ def test_what_the_fallback_template_leaves_out_is_refused_and_counted_with_one_t
 
 
 def test_a_preference_pair_is_twice_the_longer(tokenizer: Path) -> None:
-    """The longer of 5 + 2 + 4 tokens, where three words are chosen, and 5 + 2 + 6, where five are rejected."""
+    """The longer of 5 + 2 + 4 tokens, with three words chosen, and 5 + 2 + 6, with five rejected."""
     pair = {"prompt": "a b", "chosen": "c d e", "rejected": "a b c d e"}
     assert count(pair, tokenizer) == CountedRow(2 * 13, 4 + 6)
     assert count(pair, tokenizer, max_tokens=12) == CountedRow(2 * 12, 4 + 5, is_cut=True)
@@ -300,7 +300,7 @@ def test_a_missing_package_is_named(tokenizer: Path, monkeypatch: pytest.MonkeyP
 def test_a_plan_says_how_the_texts_were_counted(
     tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lines that it prints count the same lengths, whatever the file is called."""
+    """The lines that it prints count the same lengths, whatever the file's name."""
     monkeypatch.chdir(tmp_path)
     words = [" ".join("abcdefgh"[: 1 + number % 8]) for number in range(64)]
     rows = [json.dumps({"x": text, "y": text}) for text in words]

@@ -1,4 +1,4 @@
-"""The timeline is a Chrome trace-event file whose spans of a track follow one another and add up to the figures."""
+"""The timeline is a Chrome trace-event file. The spans of a track follow one another and add up to the figures."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def decode(data: bytes) -> Fields:
-    """The fields of a protocol buffer: integers, and bytes for anything nested."""
+    """Returns the fields of a protocol buffer: integers, and bytes for anything nested."""
     fields: Fields = defaultdict(list)
     at = 0
     while at < len(data):

@@ -27,7 +27,7 @@ History = dict[int, list[tuple[Event | None, tuple[Effect, ...], float]]]
 
 
 class TrainerEach:
-    """Trainers as one would write them first: each rank a process that waits for its step, computes, and meets the others."""
+    """Trainers in their simplest form: each rank is a process that waits for its step, computes, and meets the others."""
 
     updates = 0
 
@@ -38,10 +38,10 @@ class TrainerEach:
         self._news = [world.stage.env.event() for _ in world.ranks]
 
     def find_obstacle(self) -> None:
-        """Nobody leaves here."""
+        """Does nothing, because no rank leaves here."""
 
     def note_held(self) -> None:
-        """Likewise."""
+        """Does nothing either."""
 
     def notice(self, rank: int) -> None:
         if not self._news[rank].triggered:
@@ -74,7 +74,7 @@ class TrainerEach:
 
 
 def record(what: Run, *, is_each: bool) -> History:
-    """Events, effects and times of every rank."""
+    """Returns events, effects and times of every rank."""
     history: History = defaultdict(list)
 
     def observe(rank: int, event: Event | None, effects: Sequence[Effect], time_s: float) -> None:
@@ -90,7 +90,7 @@ def record(what: Run, *, is_each: bool) -> History:
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
     tokens = np.array(draw(st.lists(st.integers(1, 40), min_size=1, max_size=80)))
-    # Odd numbers, so that nothing happens at the same time by accident.
+    # Odd numbers, so that no two things happen at the same time by accident.
     scale = draw(st.sampled_from([0.0137, 0.731, 11.93]))
     return Run(
         workload=build_workload(

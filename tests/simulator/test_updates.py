@@ -39,7 +39,7 @@ def build(policy: str, *, ranks: int = 4, samples: int = 1000, **more: object) -
 def test_where_a_consumer_leaves_inside_an_update_the_others_may_take_the_rest_of_it(
     options: list[str], tmp_path: Path
 ) -> None:
-    """As in ``no_sync``. Checks: STOP."""
+    """As with ``no_sync``. Checks: STOP."""
     lengths, trace = tmp_path / "l.csv", tmp_path / "t.ndjson"
     lengths.write_text("total_tokens\n" + 24 * "100\n")
     command = ["simulate", str(lengths), "--ranks", "2", "--token-budget", "100", "--fault", "stop:1:1"]
@@ -54,7 +54,7 @@ def test_an_update_ends_with_the_step_that_reaches_the_next_multiple() -> None:
     samples, tokens = np.array([30, 30, 50, 5, 200, 10, 10]), np.array([1, 1, 1, 1, 1, 1, 1])
     accumulation = Accumulation(GlobalBatch(samples=100))
     assert accumulation.find_ends(samples[:4], tokens[:4]).tolist() == [False, False, True, False]
-    # After the large step the sum is past two multiples: the next step ends an update too, so the mean is kept.
+    # After the large step the sum is past two multiples. The next step also ends an update, so the mean is kept.
     assert accumulation.find_ends(samples[4:], tokens[4:]).tolist() == [True, True, False]
     assert accumulation.updates == 3
     assert Accumulation(GlobalBatch(tokens=3)).find_ends(samples, tokens).tolist() == [0, 0, 1, 0, 0, 1, 0]
@@ -77,7 +77,7 @@ def test_rounds_accumulate_as_events_do(what: Run, global_batch: GlobalBatch, ea
     assert by_rounds.summary.updates == by_events.summary.updates
     for ours, theirs in zip(by_rounds.rows, by_events.rows, strict=True):
         for name, value in asdict(theirs).items():
-            if name != "queued_steps":  # whether a step was released at the instant of a take is a matter of rounding
+            if name != "queued_steps":  # rounding decides whether a step was released at the time of a take
                 expected = pytest.approx(value, rel=1e-9, abs=1e-9 * max(1.0, theirs.end_s))
                 assert getattr(ours, name) == expected, (theirs.step, name)
 
@@ -95,7 +95,7 @@ def test_a_plan_accumulates_as_said(policy: str) -> None:
     plans = PLANNERS[policy](what.workload, what.budget_tokens, 0)
     record = simulate_plan(replace(what, costs=costs, global_batch=GlobalBatch(samples=50)), plans)
     rows = record.rows
-    # The same, rank by rank and batch by batch.
+    # The same computation, rank by rank and batch by batch.
     free_s, loaders, trained, updates = [0.0] * 4, [Workers(costs.loader) for _ in plans], 0, 0
     for step in range(len(rows)):
         for rank, plan in enumerate(plans):
@@ -115,7 +115,7 @@ def test_a_plan_accumulates_as_said(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_ranks_that_meet_after_each_micro_batch_wait_more(policy: str) -> None:
-    """As sharded parameters make them: the time of an update is that of the slowest rank in each micro-batch."""
+    """With sharded parameters, an update takes the time of the slowest rank in each micro-batch."""
     costs = Costs(collective=CollectiveCost(fixed_s=0.5))
     free, met = (
         run(

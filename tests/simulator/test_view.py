@@ -1,4 +1,4 @@
-"""The page that plays an epoch: what it says is what the trace says, and a browser plays it."""
+"""The page that plays an epoch shows what the trace records, and a browser plays it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tuning beside brute force: ``python -m tests.simulator_answers.brute [TRACE...] [--ranks N...]``; a part of ``make soak``.
 
-Every combination of windows, budgets, depths, ramps, ages and balances is simulated over the epoch asked about, in the free
-mode and at updates of a global batch; what the tuning recommends must reach 0.99 of the best. What it shows beside, for a
+It simulates every combination of windows, budgets, depths, ramps, ages and balances over the epoch in question, in free mode
+and at updates of a global batch. The recommendation of the tuning must reach 0.99 of the best. What it shows beside, for a
 choice of the user's, must reach 0.98 of what a tuning with that choice finds. The tests run a slice of it.
 """
 
@@ -34,7 +34,7 @@ UPDATE_SAMPLES_A_RANK = 32
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What tuning recommends, and the best of all settings."""
+    """The recommendation of the tuning, and the best of all settings."""
 
     tuning: Tuning
     best: CellAnswer
@@ -42,7 +42,7 @@ class Verdict:
 
     @property
     def share(self) -> float:
-        """What the recommendation reaches of the best."""
+        """The share of the best that the recommendation reaches."""
         return self.tuning.recommended.rate / max(self.best.rate, self.tuning.best.rate)
 
 
@@ -69,7 +69,7 @@ def try_all(
     *,
     choices: Iterable[Choice] = (),
 ) -> Verdict:
-    """The tuning of ``question`` beside every combination of its settings' values, or of ``values``."""
+    """Compares the tuning of ``question`` with every combination of its settings' values, or of ``values``."""
     executor = executor or Local()
     tuning = tune(question, executor, choices=choices)
     lists = {name: (values or {}).get(name, every) for name, every in question.build_dimensions().items()}
@@ -83,7 +83,7 @@ def try_all(
 def compare_beside(
     question: Question, tuning: Tuning, choices: Iterable[Choice], executor: Executor | None = None
 ) -> dict[str, float]:
-    """What is shown beside for each of ``choices``, over what a tuning of that choice by itself finds."""
+    """Returns what is shown beside for each of ``choices``, divided by what a tuning of that choice finds."""
     shown = {item.choice: item.answer for item in tuning.beside}
     return {
         options: shown[options].rate / tune(replace(question, study=study), executor or Local()).best.rate
@@ -92,7 +92,7 @@ def compare_beside(
 
 
 def main() -> int:
-    """0 when every recommendation reaches enough of the best."""
+    """Returns 0 if every recommendation reaches enough of the best."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("traces", nargs="*", default=list_bundled_names())
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64])

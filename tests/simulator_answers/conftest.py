@@ -1,4 +1,4 @@
-"""What tests of studies on clusters share."""
+"""Fixtures that tests of studies on clusters share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="module", params=["dask", "ray"])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of a cluster of processes of this machine."""
+    """Yields the address of a cluster of processes on this machine."""
     if request.param == "ray":
         pytest.importorskip("ray", reason="Ray is not installed: pip install 'odb-ref[ray]'")
         yield "ray://local"

@@ -1,4 +1,4 @@
-"""Calibration recovers the costs that a run had, says its error, and is not misled by pauses."""
+"""Calibration recovers the costs of a run, reports its error, and is not misled by pauses."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def record_timed(path: Path, costs: Costs = COSTS, conditions: Conditions | None
 
 
 def record_noisy(path: Path, seed: int, costs: Costs, jitter: float, samples: int = 800) -> RecordedRun:
-    """A run of one rank on texts of few lengths, so that batches of equal size come up again and again."""
+    """Records a run of one rank on texts of few lengths, so that batches of equal size recur."""
     tokens = np.random.default_rng(seed).choice([128, 256, 512, 700, 1100, 1500, 1700, 1900], samples)
     record(
         path,
         lengths=Lengths("few", tokens, tokens),
         ranks=1,
         sharding=Sharding.EVEN,
-        order=StepOrder.FULLEST,  # so that the seed, which shuffles steps, decides of the noise alone
+        order=StepOrder.FULLEST,  # so that the seed, which would shuffle steps, determines only the noise
         seed=seed,
         costs=costs,
         conditions=Conditions(jitter=jitter),
@@ -380,7 +380,7 @@ def test_accumulated_steps_are_fitted_whether_or_not_ranks_meet_in_each(
 
 
 def test_the_error_of_a_cost_model_is_no_less_than_that_of_its_own_runs(tmp_path: Path) -> None:
-    # The median leaves slow first steps out of account, and the half that is held back has none.
+    # The median ignores slow first steps, and the half that is held back has none.
     trace = str(slow_first_steps(record_timed(tmp_path / "t.ndjson"), steps=2, extra_s=6.0))
     out, figures = tmp_path / "costs.json", tmp_path / "fit.json"
     for warm_up_steps, is_wide in ((0, True), (2, False)):
@@ -390,7 +390,7 @@ def test_the_error_of_a_cost_model_is_no_less_than_that_of_its_own_runs(tmp_path
         timing, (error,) = entry["timing"], [row for row in load_costs(out).ranges.rows if row[0] == "error"]
         assert timing["total_error"] < -0.2
         assert (error[2] - 1 >= abs(timing["total_error"])) == is_wide, "a warm-up that is left out has no part in it"
-        # The band that is printed beside the times is the wider one.
+        # The band printed beside the times is the wider one.
         assert (timing["measured_s"] <= 1.01 * timing["high_s"]) == is_wide
 
 

@@ -1,4 +1,4 @@
-"""Cost-model files: what is written is read back, and nonsense is refused with its line."""
+"""Cost-model files are read back as written, and nonsense is refused with its line."""
 
 from __future__ import annotations
 

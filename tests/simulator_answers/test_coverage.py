@@ -1,4 +1,4 @@
-"""Bands hold what they promise: the stated share of runs that nothing was fitted to lie within."""
+"""Bands keep their promise: the stated share of runs that nothing was fitted to lies within them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_runs_of_a_machine_whose_speed_drifts_lie_within_the_bands(
 @pytest.mark.deep
 @pytest.mark.timeout(600)
 def test_real_runs_that_nothing_was_fitted_to_lie_within_the_bands(tmp_path: Path) -> None:
-    """Twelve runs that train on processors; four ways to fit to half of them, and the other half is predicted."""
+    """Twelve runs that train on processors: four times, a model is fitted to half of them and predicts the other half."""
     pytest.importorskip("torch")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(find_script()), "--out", str(tmp_path), "--runs", "12", "--samples", "400"]

@@ -1,4 +1,4 @@
-"""What the demo records, `odb-ref calibrate` reads."""
+"""`odb-ref calibrate` reads what the demo records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from odb_sim.cli.main import main
 
 @pytest.mark.timeout(240)
 def test_the_demo_records_runs_that_calibrate_reads(tmp_path: Path) -> None:
-    """What the README's two lines do, on fewer texts. How exact the times are is not for a test to say: machines differ."""
+    """It runs the README's two lines on fewer texts. The accuracy of the times is not tested, because machines differ."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(find_script()), "--out", str(tmp_path), "--runs", "2", "--samples", "600"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=220, check=False)

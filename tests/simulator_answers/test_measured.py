@@ -1,4 +1,4 @@
-"""A cost model from a table of timed steps: two sizes are enough, more tell attention and the error; nonsense is refused."""
+"""A cost model from a table of timed steps: two sizes are enough, more give attention and the error, nonsense is refused."""
 
 from __future__ import annotations
 

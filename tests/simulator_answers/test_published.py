@@ -1,4 +1,4 @@
-"""The published figures: what is drawn has the stated moments, and every row and assumption is in the tables."""
+"""The published figures: drawn lengths have the stated moments, and every row and assumption is in the tables."""
 
 from __future__ import annotations
 

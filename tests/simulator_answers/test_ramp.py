@@ -1,4 +1,4 @@
-"""What an early first step costs an epoch: by default less than one step in a hundred. Spec: R2.3, R3.3."""
+"""The cost of an early first step to an epoch: by default less than one step in a hundred. Spec: R2.3, R3.3."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANKS = (2, 8)
 
 
 def count_steps(windows: float, layout: Layout, ramp: int | None) -> int:
-    """Steps of all epochs of so many windows a rank, in the mean eight samples a batch or more; None: with the default ramp."""
+    """Returns the steps of all epochs of ``windows`` windows, with batches of 8 on average. None is the default ramp."""
     steps = 0
     for name in list_bundled_names():
         lengths = load_lengths(name)

@@ -1,7 +1,7 @@
-"""Real gloo runs of the torch adapter: every decision predicted, and times by a model fitted to another run.
+"""Real gloo runs of the torch adapter: every decision is predicted, and times by a model fitted to another run.
 
 The loader, its exchange and the trainers' collective are real. The accelerator is emulated: a step sleeps as long as a device
-with a cost for each step and each padded token would take, so the test needs no quiet machine and no GPU.
+with a cost per step and per padded token would take, so the test needs no quiet machine and no GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 class SlowNumbers(Numbers):
-    """Samples that take a worker a while to make, and no processor."""
+    """Samples that take a worker's time to make, but no processor."""
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         time.sleep(SAMPLE_S)
@@ -69,13 +69,13 @@ def train(rank: int, out: str, first: int, workers: int = 0) -> int:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RecordedRun]:
-    """Two runs of the same job on different samples."""
+    """Records two runs of the same job on different samples."""
     return record_runs(tmp_path_factory, 0)
 
 
 @pytest.fixture(scope="module")
 def starved_runs(tmp_path_factory: pytest.TempPathFactory) -> list[RecordedRun]:
-    """Likewise, with workers that are slower than the trainers."""
+    """Records the same runs with workers that are slower than the trainers."""
     return record_runs(tmp_path_factory, WORKERS)
 
 
@@ -102,7 +102,7 @@ def test_every_decision_of_a_real_run_is_predicted(runs: list[RecordedRun]) -> N
 
 
 def train_on_changing_budgets(rank: int, out: str) -> list[int]:
-    """Rank 1 lowers its budget in the first epoch and raises it a little in the second; a schedule lets it grow on both."""
+    """Rank 1 lowers its budget in the first epoch and raises it a little in the second. A schedule raises it on both ranks."""
     steps = []
     with ODBDataLoader(
         Numbers(1000 * rank, 240 - 60 * rank),
@@ -128,7 +128,7 @@ def grow(step: int, current: int) -> int:
 
 @pytest.mark.timeout(240)
 def test_a_real_run_whose_budgets_change_is_replayed_with_the_same_steps(tmp_path: Path) -> None:
-    """Spec: R15. What each rank accepted, and when the loader was told, is in the offers of the trace."""
+    """Spec: R15. The trace's offers contain what each rank accepted, and when the loader was told."""
     results = run_ranks(2, train_on_changing_budgets, str(tmp_path), timeout_s=90)
     assert not [result.text for result in results if result.error]
     runs = load_runs(sorted(tmp_path.glob("*.ndjson")))
@@ -149,12 +149,12 @@ def test_step_times_of_a_held_back_run_are_predicted_within_a_tenth(runs: list[R
     assert calibration.held_back == "every second run"
     assert step.median_error < 0.1
     cost = calibration.costs.gpu
-    for tokens in (100, 200):  # noise moves the two coefficients against each other, the line between them hardly
+    for tokens in (100, 200):  # noise shifts the two coefficients against each other, but hardly the line between them
         slept_s = FIXED_S + PER_TOKEN_S * tokens
         assert 0.9 * slept_s < cost.fixed_s + cost.per_token_s * tokens < 1.4 * slept_s
     timing = replay(runs[1], costs=calibration.costs).timing
     assert timing is not None
-    # Medians only: a busy machine stalls a process now and then, which says nothing about the model.
+    # Medians only, because a busy machine sometimes stalls a process, which does not concern the model.
     assert timing.step_error < 0.1
     assert abs(timing.total_error) < 0.1, "the epoch"
 
@@ -169,7 +169,7 @@ def test_an_epoch_that_waits_for_its_workers_is_predicted_within_a_tenth(starved
     assert result.predicted_steps == result.measured_steps > 30
     assert result.timing is not None
     assert abs(result.timing.total_error) < 0.1
-    # Read in no time, the same epoch would be a good deal shorter: the loader is what is predicted here.
+    # With instant reading, the same epoch would be much shorter: it is the loader that is predicted here.
     fast = replace(calibration.costs, loader=replace(calibration.costs.loader, sample_s=0.0))
     free = replay(starved_runs[1], costs=fast)
     assert free.timing is not None

@@ -1,4 +1,4 @@
-"""Replay: equal where the run decided as the core does, and the first difference where it did not."""
+"""Replay: equal if the run decided like the core, and otherwise the first difference."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_simulated_run_replays_equal(tmp_path: Path, policy: str, mode: Mode, 
 
 
 def test_a_job_that_accumulated_its_steps_is_predicted_so(tmp_path: Path) -> None:
-    """A trace does not say which of its steps ended an update; ranks wait for one another only there."""
+    """A trace does not record which of its steps ended an update. Ranks wait for one another only there."""
     update = GlobalBatch(samples=96)
     (recorded,) = load_runs([record(tmp_path / "t.ndjson", global_batch=update)])
     told, untold = (replay(recorded, costs=Costs(), global_batch=goal) for goal in (update, EVERY_STEP))
@@ -83,7 +83,7 @@ def test_a_run_whose_budget_changed_replays_equal(tmp_path: Path, text: str, quo
 
 @pytest.mark.parametrize("seed", range(6))
 def test_ranks_that_are_told_of_budgets_at_any_moment_replay_equal(tmp_path: Path, seed: int) -> None:
-    """Spec: R15.2, R15.3. Each rank accepts its own, from the first round on or later."""
+    """Spec: R15.2, R15.3. Each rank accepts its own budget, from the first round on or later."""
     draw = random.Random(seed)
     moments = [draw.choice((0, draw.randrange(200))) for _ in range(6)]
     faults = [Accepting("accept", draw.randrange(3), moment, draw.randint(5, 50)) for moment in moments]
@@ -218,7 +218,7 @@ def test_replay_is_one_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_prediction_knows_the_workers_of_the_job(tmp_path: Path) -> None:
-    """On a job that its loader bounds, another number of workers is another time."""
+    """In a job that its loader limits, another number of workers gives another time."""
     model, trace, out = tmp_path / "costs.json", tmp_path / "t.ndjson", tmp_path / "out.json"
     loader = {"workers": 4, "sample_s": 0.02}
     model.write_text(
@@ -244,7 +244,7 @@ def test_the_prediction_knows_the_workers_of_the_job(tmp_path: Path) -> None:
 def test_without_workers_nothing_is_priced_as_if_there_were_some(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the training thread reads is part of its steps, or is said to be left out."""
+    """What the training thread reads is part of its steps, or is reported as left out."""
     model, trace, out = tmp_path / "costs.json", tmp_path / "t.ndjson", tmp_path / "out.json"
     costs = {"format": "odb-costs", "version": 2, "gpu": {"fixed_s": 0.01, "per_token_s": 1e-6}}
     model.write_text(json.dumps(costs | {"loader": {"workers": 4, "sample_s": 0.02}}))

@@ -1,4 +1,4 @@
-"""Studies that survive: a killed worker costs one try of one cell, what is done is kept, and a signal ends everything soon."""
+"""Studies survive: a killed worker costs one try of one cell, finished work is kept, and a signal ends everything soon."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ENDS_S = 5.0
 
 
 def die(folder: Path, times: int, point: Point) -> CellAnswer:
-    """Is killed so many times, then answers."""
+    """Is killed ``times`` times, then answers."""
     tries = folder / f"{point.window_samples}.tries"
     tried = tries.read_text() if tries.exists() else ""
     tries.write_text(tried + "x")
@@ -83,7 +83,7 @@ def test_a_killed_worker_costs_a_try_of_its_cell_and_twice_the_cell(tmp_path: Pa
 
 
 class Blaming(Executor):
-    """When a worker dies, lays the blame on all that is under way, as a cluster does on all that the worker had."""
+    """Blames everything in progress if a worker dies, as a cluster blames all tasks of that worker."""
 
     def __init__(self) -> None:
         self.pending: list[Future[Any]] = []
@@ -106,14 +106,14 @@ def test_a_cell_that_kills_its_workers_takes_no_other_with_it(tmp_path: Path) ->
 
 @pytest.mark.deep
 def test_a_cluster_survives_likewise(address: str, tmp_path: Path) -> None:
-    """A cluster tries by itself, some times; in the end the cell fails and the others do not."""
+    """A cluster itself retries a few times. In the end the cell fails and the others do not."""
     with open_executor(address, 1) as executor:
         found = run_cells(make_cells(tmp_path, {16: 1, 32: 99}), executor)
     check_survivors(found, 32)
 
 
 class Vanishing(WatchedExecutor):
-    """Answers one simulation, then is gone: later futures are never done."""
+    """Answers one simulation, then disappears: later futures are never done."""
 
     def __init__(self) -> None:
         self._futures: list[Future[CellAnswer]] = []
@@ -145,7 +145,7 @@ def test_a_dask_cluster_without_anybody_is_said(is_killed: bool, monkeypatch: py
     distributed = pytest.importorskip("distributed", reason="Dask is not installed")
     monkeypatch.setattr("odb_sim.studies.cells._LOOK_EVERY_S", 0.1)
     monkeypatch.setattr("odb_sim.studies.clusters._WORKERLESS_S", 1.0)
-    monkeypatch.setattr("odb_sim.studies.clusters._CONNECT_S", 4)  # for so long a client looks for one that is gone
+    monkeypatch.setattr("odb_sim.studies.clusters._CONNECT_S", 4)  # how long a client looks for a missing cluster
     with distributed.LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=None) as cluster:
         address = cluster.scheduler_address.replace("tcp://", "dask://")
         with pytest.raises(UsageError, match="is gone" if is_killed else "has had no worker for 1 s"):  # noqa: SIM117
@@ -330,7 +330,7 @@ def test_a_signal_ends_a_study_and_its_workers_soon(sent: signal.Signals, comman
         process.kill()
     assert (process.returncode, out, err) == (128 + sent, "", "")
     assert took_s < ENDS_S
-    until_s = time.monotonic() + 5.0  # one that is ending is still listed for a moment
+    until_s = time.monotonic() + 5.0  # a process that is ending is still listed for a moment
     while (left := list_group(process.pid)) and time.monotonic() < until_s:
         time.sleep(0.1)
     assert left == []

@@ -1,4 +1,4 @@
-"""Sweeps: the same answers in the same order whatever runs them."""
+"""Sweeps give the same answers in the same order with any executor."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_commands_run_on_a_cluster(address: str, tmp_path: Path) -> None:
         written.append(path.read_bytes())
     assert written[0] == written[1]
     question = ["gsm8k", "--samples", "60", "--ranks", "2", "--memory-tokens", "512", "--window-max", "16"]
-    alone = ["--layout", "packed", "--shards", "shared"]  # and little beside it, which is some hundred simulations more
+    alone = ["--layout", "packed", "--shards", "shared"]  # and little beside it, to save some hundred simulations
     assert main(["tune", *question, *alone, "--executor", address]) == 0
 
 

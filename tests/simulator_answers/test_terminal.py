@@ -1,4 +1,4 @@
-"""No table is ever cut: every command's, on a terminal of 80 columns, and any table at any width."""
+"""No table is ever cut, neither every command's on a terminal of 80 columns, nor any table at any width."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Table = tuple[list[str], list[list[str]]]
 
 
 class Terminal(StringIO):
-    """Takes what is printed, and says that it is a terminal."""
+    """Collects what is printed, and claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -52,10 +52,10 @@ def show(table: Table, width: int, keys: int = 1) -> str:
 
 
 def check_whole(shown: str, table: Table, width: int) -> None:
-    """Every heading and every cell stands in ``shown``, and no line is longer than the terminal."""
+    """Checks that every heading and cell is in ``shown``, and that no line is longer than the terminal."""
     assert "…" not in shown
     assert max(map(cell_len, shown.splitlines())) <= width
-    # A path that is wider than the terminal is folded in the first column.
+    # A path wider than the terminal is folded in the first column.
     folded = "".join(re.split(r"\s{2,}", line.strip())[0] for line in shown.splitlines())
     header, rows = table
     for text in (*header, *(cell for row in rows for cell in row)):
@@ -64,7 +64,7 @@ def check_whole(shown: str, table: Table, width: int) -> None:
 
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Table, int]]:
-    """Every table that a command prints, with how many of its columns name a row."""
+    """Returns every table that a command prints, with the number of columns that name a row."""
     seen: list[tuple[Table, int]] = []
 
     def note(title: str, header: list[str], rows: list[list[str]], *, keys: int = 1) -> None:
@@ -146,7 +146,7 @@ def test_a_table_of_any_widths_is_whole(columns: list[tuple[int, int]], rows: in
     shown = show((header, body), width, min(keys, len(columns)))
     assert "…" not in shown
     assert max(map(cell_len, shown.splitlines())) <= width
-    # Whatever is folded and where, no letter is lost.
+    # Whatever is folded, no letter is lost.
     cells = [cell for row in body for cell in row]
     for letter, texts in (("x", header), ("y", cells)):
         assert shown.count(letter) >= sum(text.count(letter) for text in texts)
@@ -178,7 +178,7 @@ def test_rows_keep_their_names_where_columns_go_into_blocks() -> None:
 def test_on_a_real_terminal_of_80_columns(arguments: list[str]) -> None:
     pid, terminal_fd = pty.fork()
     if pid == 0:
-        # The width comes from the terminal or from the variable, whichever a user has.
+        # The width comes from the terminal or from the variable.
         os.environ.update(COLUMNS=str(WIDTH), TERM="xterm")
         os.execv(sys.executable, [sys.executable, "-m", "odb_sim.cli.main", *arguments])
     text = b""

@@ -56,7 +56,7 @@ def test_the_recommendation_is_within_the_tolerance_and_cheapest_of_all_that_are
 
 
 def answer(rate: float, host: int, **point: int | str) -> CellAnswer:
-    """Returns an answer of so many tokens a second, whose loader holds so many."""
+    """Returns an answer of ``rate`` tokens per second, whose loader holds ``host``."""
     one = ask().recommended
     summary = replace(one.summary, tokens_per_s=rate, padding_ratio=0.0, real_tokens=9, samples_emitted=9)
     settings = {"window_samples": 64, "budget_tokens": host - 3 * 64, "depth_steps": 1, "ramp_rounds": None, **point}
@@ -64,7 +64,7 @@ def answer(rate: float, host: int, **point: int | str) -> CellAnswer:
 
 
 def choose(*found: CellAnswer) -> CellAnswer:
-    """Returns what the search chooses of these, where all others are slow."""
+    """Returns what the search chooses from ``found`` if all other answers are slow."""
     dimensions = {"max_age_rounds": (2, 4), "cost": ("tokens", "attention/9")}
     slow = answer(1, 1000)
     search = SettingSearch(lambda points: [replace(slow, point=point) for point in points], dimensions, 0.02)
@@ -82,7 +82,7 @@ def test_less_than_a_percent_of_memory_does_not_buy_a_setting_of_ones_own() -> N
 
 
 def test_reasons_say_what_decided() -> None:
-    """No setting that is good enough is called so much below the best, and none that is below is called good enough."""
+    """No setting that is good enough is called too far below the best, and none that is too far below is called good enough."""
     tuning = ask()
     for name, curve in tuning.curves.items():
         at = next(place for place, one in enumerate(curve) if one is tuning.recommended)
@@ -251,7 +251,7 @@ def test_updates_of_a_global_batch_are_tuned_by_what_has_a_say() -> None:
 
 
 def test_padding_that_costs_more_than_steps_is_avoided_further() -> None:
-    """Where a step costs next to nothing, less padding is always better: the last share tried, and that is said."""
+    """If a step costs almost nothing, less padding is always better: the last share tried, which is reported."""
     costs = Costs(gpu=GpuCost(fixed_s=1e-5, per_token_s=1e-4, per_token2_s=0))
     study = Study(lengths=LENGTHS, terms=Terms(update_samples=200), global_batch=GlobalBatch(samples=200), costs=costs)
     tuning = tune(Question(study=study, ranks=2, memory_tokens=16_384, tolerance=0.0), Local())
@@ -263,7 +263,7 @@ def test_padding_that_costs_more_than_steps_is_avoided_further() -> None:
 
 
 def test_shared_shards_are_tuned_as_such() -> None:
-    """Faster than own shards at the very setting that is recommended: no rank waits for another's samples."""
+    """They are faster than own shards at the recommended setting, because no rank waits for another's samples."""
     study = Study(lengths=LENGTHS, sharding=Sharding.SHARED, terms=Terms(layout=Layout.PACKED))
     question = Question(study=study, ranks=4, memory_tokens=4096, window_max=64, tolerance=0.02)
     tuning = tune(question, Local())

@@ -1,4 +1,4 @@
-"""A world of the soak: the faults its seed expands to, one after another in the same processes."""
+"""A world of the soak: the faults that its seed expands to, one after another in the same processes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from enum import StrEnum
 from typing import Final
 
 FAULTS: Final = 8
-"""So many faults has a world, unless one of them ends it."""
+"""The number of faults in a world, unless one of them ends it."""
 COSTLY_FAULTS: Final = 2
-"""Where each process that is started loads torch."""
+"""The number of faults if every process that is started loads torch."""
 SHORT_TIMEOUT_S: Final = 3.0
-"""The timeouts of the loaders where nothing else tells: a process is stopped, a link is cut."""
+"""The timeout of loaders if nothing else detects the fault: a process is stopped, or a link is cut."""
 LONG_TIMEOUT_S: Final = 100.0
-"""Else. Nothing is to wait for them."""
+"""The timeout in all other cases, in which nothing should wait for it."""
 HOSTS: Final = 3
 
 
 class Fault(StrEnum):
-    """What goes wrong on one rank, or seems to."""
+    """A fault on one rank, or what seems to be one."""
 
     NONE = "none"
     SLOW = "slow"
@@ -27,9 +27,9 @@ class Fault(StrEnum):
     HOLD = "hold"
     """Something holds the interpreter lock for a while."""
     PAUSE = "pause"
-    """A process is stopped and goes on."""
+    """A process is stopped and continues."""
     BLIP = "blip"
-    """The link of a host is cut and heals."""
+    """The link of a host is cut for a short time."""
     LEAVE_ALL = "leave all"
     READ = "read"
     COLLATE = "collate"
@@ -37,9 +37,9 @@ class Fault(StrEnum):
     KILL = "kill"
     STOP = "stop"
     CUT = "cut"
-    """The link of a host is cut for long."""
+    """The link of a host is cut for a long time."""
     BLOCK = "block"
-    """The data set of one rank blocks for ever, another rank fails."""
+    """The data set of one rank blocks for ever, and another rank fails."""
     LEAVE = "leave"
     TRAINER = "trainer"
     INTERRUPT = "interrupt"
@@ -49,17 +49,17 @@ class Fault(StrEnum):
 
 
 HARMLESS = {Fault.NONE, Fault.SLOW, Fault.LATE, Fault.HOLD, Fault.PAUSE, Fault.BLIP, Fault.LEAVE_ALL}
-"""Nobody raises anything."""
+"""No rank raises anything."""
 MISSABLE = {Fault.KILL, Fault.STOP, Fault.CUT, Fault.LEAVE, Fault.TRAINER, Fault.INTERRUPT}
-"""What happens after the last step is missed by nobody."""
+"""These faults have no effect after the last step."""
 NEEDS_OTHERS = {Fault.CONFIG, Fault.NEVER, Fault.TOO_LATE, Fault.BLOCK, Fault.LATE}
 NEEDS_LINKS = {Fault.CUT, Fault.BLIP}
 NEEDS_NEW_LOADER = {Fault.CONFIG, Fault.NEVER, Fault.TOO_LATE, Fault.LATE, Fault.STOP, Fault.CUT}
-"""It is about how loaders meet, or about their timeouts."""
+"""These concern how loaders connect, or their timeouts."""
 ENDS_LOADER = NEEDS_NEW_LOADER - {Fault.LATE} | {Fault.BLOCK}
-"""The ranks have lost touch, or differ in their settings."""
+"""After these the ranks have lost touch, or differ in their settings."""
 WAITED_FOR = {Fault.STOP, Fault.CUT, Fault.NEVER, Fault.TOO_LATE}
-"""Only a timeout tells."""
+"""Only a timeout detects these."""
 
 ERRORS = (
     "ValueError",
@@ -72,11 +72,11 @@ ERRORS = (
     "exit",
 )
 OUTRIGHT = ("SystemExit", "Panic", "KeyboardInterrupt", "exit")
-"""No Exception."""
+"""Errors that are not an Exception."""
 
 
 class Victim(StrEnum):
-    """Which process of a rank it happens to."""
+    """The process of a rank that the fault strikes."""
 
     RANK = "rank"
     LOADER = "loader"
@@ -85,7 +85,7 @@ class Victim(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a loader is made with, on all ranks."""
+    """The settings of a loader, on all ranks."""
 
     method: str
     workers: int
@@ -108,22 +108,22 @@ class Case:
 
     settings: Settings
     is_new: bool
-    """The loader is made for it; else it is the one of the case before."""
+    """True if the case makes a new loader, False if it uses that of the previous case."""
     is_closing: bool = True
-    """The loader is closed with it; else it stays for the next case."""
+    """True if the loader is closed at the end, False if the next case uses it."""
     places: tuple[int, ...]
-    """Each rank's host."""
+    """The host of each rank."""
     fault: Fault
     culprit: int
     victim: Victim
     error: str
     sizes: tuple[int, ...]
     sample: int
-    """At which sample of the culprit's, where it is a matter of one."""
+    """The culprit's sample at which the fault strikes, if it depends on a sample."""
     step: int
-    """At which step, else."""
+    """The step at which the fault strikes otherwise."""
     is_coupled: bool
-    """The trainer has a collective in every step."""
+    """True if the trainer has a collective in every step."""
 
     @property
     def ranks(self) -> int:
@@ -131,14 +131,14 @@ class Case:
 
     @property
     def timeout_s(self) -> float:
-        """Steps of the loaders."""
+        """The timeout of the loaders."""
         return SHORT_TIMEOUT_S if self.fault in WAITED_FOR else LONG_TIMEOUT_S
 
     @property
     def failing(self) -> int:
-        """The rank that is to be blamed."""
+        """The rank that must be blamed."""
         if self.fault is Fault.CONFIG and self.culprit == 0:
-            return 1  # it is rank 0 that the others are compared with
+            return 1  # the others are compared with rank 0
         return (self.culprit + 1) % self.ranks if self.fault is Fault.BLOCK else self.culprit
 
     @property
@@ -149,7 +149,7 @@ class Case:
 
     @property
     def is_last(self) -> bool:
-        """True when no other can follow: the ranks do not count the same loaders any more, or one is gone."""
+        """True if no case can follow, because the ranks no longer count the same loaders, or one is gone."""
         return bool(self.absent) or self.fault is Fault.NEVER
 
     def __str__(self) -> str:
@@ -174,7 +174,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Some processes, and what happens in them."""
+    """Some processes, and the faults that strike them."""
 
     seed: int
     places: tuple[int, ...]
@@ -183,22 +183,22 @@ class World:
 
     @property
     def is_lab(self) -> bool:
-        """True when its ranks are on several hosts."""
+        """True if its ranks are on several hosts."""
         return any(self.places)
 
 
 def expand(seed: int, *, has_lab: bool = False) -> World:
-    """The world of a seed."""
+    """Returns the world of a seed."""
     choose = random.Random(seed)
     ranks = choose.choice([1, 2, 2, 2, 3, 3, 4, 5, 6])
     is_lab = choose.random() < 0.15 and has_lab
-    # A process of any other kind than a forked one loads torch for seconds.
+    # Processes other than forked ones take seconds to load torch.
     method = choose.choices(["fork", "forkserver", "spawn"], [85, 14, 1])[0]
     if is_lab:
         ranks, method = max(2, ranks), "fork"
     elif method == "spawn":
         ranks = min(ranks, 2)
-    # Rank 1 is never where rank 0 is, so there are at least two hosts.
+    # Rank 1 is never on the host of rank 0, so there are at least two hosts.
     places = tuple([0, 1, *(choose.randrange(HOSTS) for _ in range(4))][:ranks]) if is_lab else (0,) * ranks
     cases: list[Case] = []
     while len(cases) < (COSTLY_FAULTS if method == "spawn" else FAULTS):
@@ -221,7 +221,7 @@ def _draw(choose: random.Random, places: tuple[int, ...], method: str, before: C
     fault = choose.choice(faults)
     is_new = before is None or before.fault in ENDS_LOADER or fault in NEEDS_NEW_LOADER or choose.random() < 0.5
     settings = _draw_settings(choose, method, fault) if is_new or before is None else before.settings
-    is_blocked = fault is Fault.BLOCK and not settings.workers  # it would be the trainer that reads
+    is_blocked = fault is Fault.BLOCK and not settings.workers  # otherwise the trainer would read
     if is_blocked:
         settings, is_new = replace(settings, workers=1), True
     workers = settings.workers
@@ -229,7 +229,7 @@ def _draw(choose: random.Random, places: tuple[int, ...], method: str, before: C
     victim = choose.choice(victims)
     culprit = choose.randrange(ranks)
     sizes = tuple(choose.randint(0, 40) + 20 * (rank == culprit) for rank in range(ranks))
-    if fault is Fault.BLOCK:  # who fails then needs a sample to fail at
+    if fault is Fault.BLOCK:  # the failing rank then needs a sample to fail at
         sizes = tuple(max(1, size) for size in sizes)
     error = choose.choice(ERRORS)
     is_safe = fault in (Fault.NONE, Fault.SLOW, Fault.PAUSE, Fault.READ, Fault.COLLATE, Fault.SAMPLER, Fault.CONFIG)

@@ -1,9 +1,9 @@
 """Faults at random, in real processes: ``python -m tests.soak.faults --runs N --seed S``.
 
-Each run is what its seed expands to: some ranks, and one fault after another in them, until one of them ends the world. What
-goes wrong is printed with it. No rank may hang, no sample be lost or repeated, no wrong rank be blamed, nothing be left behind.
-Runs mostly wait, so several go on at a time; every process is forked from this one, or from a fork server that has torch
-loaded. As root, some of the worlds are on several hosts, whose links are cut.
+Each run is what its seed expands to: some ranks, and one fault after another in them, until one of them ends the world. A run
+prints its faults. No rank may hang, no sample be lost or repeated, no wrong rank blamed, and nothing left behind. Runs mostly
+wait, so several run at a time. Every process is forked from this one or from a fork server that has loaded torch. As root, some
+of the worlds are on several hosts, whose links are cut.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from tests.soak.rank import Found, Rank
 from tests.torch.ranks import find_sessions
 
 LIMIT_S = {"fork": 180.0, "forkserver": 300.0, "spawn": 300.0}
-"""Who takes longer hangs, however busy the machine is."""
+"""A run that takes longer hangs, however busy the machine is."""
 LINGER_S = 15.0
 SERVER = "ODB_SOAK_FORK_SERVER"
-"""Where the fork server of all runs is to be found: it would not tell those it has forked."""
+"""The variable with the address of all runs' fork server, which it would not pass on to the processes it forks."""
 
 
 @dataclass(kw_only=True)
 class Verdict:
-    """What came of a run: the cases that were judged, and what was wrong with the last of them."""
+    """The result of a run: the cases that were judged, and what was wrong with the last of them."""
 
     world: World
     seconds: float = 0.0
@@ -57,7 +57,7 @@ class Verdict:
 
 
 class _Trouble(Exception):
-    """What was not as it must be, line by line."""
+    """What was wrong, line by line."""
 
 
 # One rank --------------------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def _be_rank(world: World, rank: int, lab: Lab | None, store: str, pipe: Connect
 
 
 def _receive(pipe: Connection[Any, Any]) -> Any:
-    """What was sent; None when nothing comes any more."""
+    """Returns what was sent, or None when the other end has closed."""
     try:
         return pickle.loads(pipe.recv_bytes())
     except (EOFError, ConnectionResetError):
@@ -127,7 +127,7 @@ def run(world: World) -> Verdict:
 
 
 class _Processes:
-    """The ranks of a world, as seen from outside."""
+    """The ranks of a world, seen from outside."""
 
     def __init__(self, world: World, lab: Lab | None, store: str) -> None:
         self._world = world
@@ -135,10 +135,10 @@ class _Processes:
         self._pipes: dict[int, Connection[Any, Any]] = {}
         self._pids: dict[int, int] = {}
         self._ended: dict[int, int] = {}
-        """Exit codes."""
+        """The exit codes."""
         self._seen: set[int] = set()
         self.is_lost = False
-        """True when the ranks have lost touch in the last case, be it because one has not answered a failure for long."""
+        """True if the ranks lost touch in the last case, even if only because one took too long to answer a failure."""
         for rank in range(len(world.places)):
             ours, theirs = multiprocessing.Pipe()
             others = (*self._pipes.values(), ours)
@@ -165,7 +165,7 @@ class _Processes:
                 raise _Trouble(f"rank {rank} has ended before this case") from None
         found = self._receive(case)
         self.is_lost = any(" is lost: " in item.text for item in found.values())
-        if any(find_files()):  # it takes a while to see all processes of a machine
+        if any(find_files()):  # listing all processes of a machine takes a while
             self._seen |= find_sessions(set(self._pids.values()))
         if case.fault is Fault.CUT and self._lab is not None:
             self._lab.set_link(case.places[case.culprit], is_up=True)
@@ -196,7 +196,7 @@ class _Processes:
         return found
 
     def _find_left(self) -> list[str]:
-        """What there is beside the ranks themselves, once their loaders are closed."""
+        """Returns what exists besides the ranks themselves, once their loaders are closed."""
         leaders = set(self._pids.values())
         deadline = time.monotonic() + LINGER_S
         while (left := find_sessions(leaders) - leaders) and time.monotonic() < deadline:
@@ -229,7 +229,7 @@ class _Processes:
             raise _Trouble(*trouble)
 
     def kill(self) -> None:
-        """Leaves nothing."""
+        """Kills every process that is left."""
         for pid in find_sessions(set(self._pids.values())):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -248,7 +248,7 @@ def _read_name(pid: int) -> str:
 
 
 def find_files() -> Iterator[Path]:
-    """The shared-memory files of torch, whose names hold the number of the process that has made them."""
+    """Yields torch's shared-memory files, whose names contain the number of the process that made them."""
     return Path("/dev/shm").glob("torch_*_*")
 
 
@@ -256,14 +256,14 @@ def find_files() -> Iterator[Path]:
 
 
 def use_large_pages() -> None:
-    """Starts this program anew with its heap in large pages: forks of it then take a third of the time."""
+    """Restarts this program with its heap in large pages, so that forking it takes a third of the time."""
     if "GLIBC_TUNABLES" not in os.environ:
         os.environ |= {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
         os.execv(sys.executable, sys.orig_argv)
 
 
 def warm_up() -> None:
-    """Starts one fork server for all runs, each of which would load torch for seconds, and makes forks cheap."""
+    """Starts one fork server for all runs, which would each take seconds to load torch, and makes forks cheap."""
     os.environ[SERVER] = address = multiprocessing.connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
     arbitrary, multiprocessing.connection.arbitrary_address = (  # type: ignore[attr-defined]
         multiprocessing.connection.arbitrary_address,  # type: ignore[attr-defined]
@@ -276,13 +276,13 @@ def warm_up() -> None:
 
 
 def share_memory() -> None:
-    """A collection of garbage in a forked process would otherwise write to all that torch holds, and so copy it."""
+    """Freezes all objects, because a garbage collection in a forked process would write to torch's memory, and so copy it."""
     gc.collect()
     gc.freeze()
 
 
 def use_common_fork_server() -> None:
-    """It is an aunt of this process, not its child: it runs, and need not be asked."""
+    """Uses the fork server of all runs. It is not a child of this process, so it is not checked or started."""
     if address := os.environ.get(SERVER):
         server = multiprocessing.forkserver._forkserver
         server._forkserver_address = address  # type: ignore[attr-defined]
@@ -290,7 +290,7 @@ def use_common_fork_server() -> None:
 
 
 def survive_clients() -> None:
-    """One that is killed while it connects would otherwise end the fork server, and with it all runs that need one."""
+    """Keeps the fork server, which all runs need, alive if a client is killed while it connects."""
     receive = multiprocessing.reduction.recvfds  # type: ignore[attr-defined]
 
     def receive_or_go_on(sock: Any, size: int) -> Any:
@@ -299,13 +299,13 @@ def survive_clients() -> None:
         except EOFError:
             raise ConnectionAbortedError(
                 errno.ECONNABORTED, "it is gone"
-            ) from None  # what the server does not end with
+            ) from None  # an error that does not end the server
 
     multiprocessing.reduction.recvfds = receive_or_go_on  # type: ignore[attr-defined]
 
 
 def run_all(worlds: Iterator[World], jobs: int) -> Iterator[Verdict]:
-    """Runs them, several at a time."""
+    """Runs the worlds, several at a time."""
     running: dict[Connection[Any, Any], tuple[int, World]] = {}
     is_over = False
     while running or not is_over:
@@ -339,7 +339,7 @@ def show(verdict: Verdict) -> None:
 
 
 def main() -> int:
-    """0 when all is as it must be, else 1."""
+    """Returns 0 if everything is right, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak.faults", description=__doc__)
     parser.add_argument("--runs", type=int, default=20, help="how many worlds of up to 8 faults each (default: 20)")
     parser.add_argument("--seed", type=int, default=0, help="the seed of the first; each further one is one higher")

@@ -1,11 +1,11 @@
-"""Fuzzes the trace checker: mutated traces, one after the other in this process, each a verdict or one line of complaint.
+"""Fuzzes the trace checker: mutated traces, one after another in this process, must get a verdict or one line of complaint.
 
     python -m tests.soak.fuzz_check --runs 1000000 --seed 1
     python -m tests.soak.fuzz_check --runs 100000 --seed 1 --guided    # by coverage; needs atheris
 
-A run fails on anything but a verdict or a `TraceError` with file and line, on memory beyond a bound, and on a case that
-takes seconds, and on a mutant that holds though it says something else than the original (`tests.soak.meaning` lists what
-means nothing, and why). It prints what the seed expanded to: how many mutants were malformed, violated a property, and held.
+A run fails on any result but a verdict or a `TraceError` with file and line, on memory beyond a bound, on a case that takes
+seconds, and on a mutant that holds although its meaning differs from the original (`tests.soak.meaning` lists the parts
+without meaning, with reasons). It prints what the seed expanded to: how many mutants were malformed, violated or held.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from tests.soak.meaning import explain
 
 NAME = "mutant.ndjson"
 MEMORY_BYTES = 2**29
-"""What the process may grow by: a mutant of some kilobytes must not take more."""
+"""The memory that the process may grow by. A mutant of some kilobytes must not take more."""
 CASE_S = 5.0
-"""What one mutant may take, in seconds of this process: those of the clock would say how busy the machine is."""
+"""The seconds that one mutant may take, in processor time, because wall time depends on how busy the machine is."""
 REPLAYED = 0.05
-"""How many of the mutants the machine is asked about too."""
+"""The share of mutants that are also replayed by the machine."""
 
 VALUES: list[Any] = [
     0, 1, -1, 2, 3, 7, 100, 2**31, 2**53, 2**62, 2**63 - 1, 2**64, -(2**63), 10**12, 10**18, 10**19, 10**40, 1.5, 1e308,
@@ -69,7 +69,7 @@ NUMBER = re.compile(rb"-?\d+")
 
 
 def make_corpus() -> list[bytes]:
-    """True traces, short ones of many kinds: they are checked a million times."""
+    """Returns valid traces of many kinds, and short, since they are checked a million times."""
     shards = [[(i * i + 5 * rank) % 23 + 1 for i in range(9 - 4 * rank)] for rank in range(2)]
     cases: list[tuple[dict[str, Any], tuple[Fault, ...]]] = [
         ({}, ()),
@@ -100,7 +100,7 @@ def make_corpus() -> list[bytes]:
 
 
 def add_what_adapters_write(path: Path) -> bytes:
-    """The last trace of a run with own shards, with the time of each record and a sample set aside."""
+    """Returns the last trace of a run with own shards, with the time of each record and a sample set aside."""
     run_by_arrival([[3, 9, 4, 6], [5, 2]], make_configs(2), seed=3, trace=path, run="r")
     trace = Tampered(path)
     trace.header["workers"] = 2
@@ -114,7 +114,7 @@ def add_what_adapters_write(path: Path) -> bytes:
 
 
 def make_rest(path: Path, lengths: list[int]) -> bytes:
-    """The rest of an epoch of one rank, which was stopped after two steps."""
+    """Returns the trace of the rest of an epoch of one rank, which was stopped after two steps."""
     (shard,) = make_shards([lengths])
     config = make_config(world_size=1)
     (begun,) = World(config, (shard,), stops={0: 2}).run().nodes
@@ -131,7 +131,7 @@ def make_rest(path: Path, lengths: list[int]) -> bytes:
 
 
 def _find_place(value: Any, rng: random.Random) -> tuple[Any, Any, str]:
-    """A container somewhere in ``value``, a key of it, and the keys that lead there."""
+    """Returns a container somewhere in ``value``, a key of it, and the keys that lead there."""
     path = []
     while True:
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
@@ -144,7 +144,7 @@ def _find_place(value: Any, rng: random.Random) -> tuple[Any, Any, str]:
 
 
 def change_value(lines: list[bytes], rng: random.Random) -> str:
-    """Another value, anywhere."""
+    """Changes a value anywhere."""
     place = rng.randrange(len(lines))
     line = json.loads(lines[place])
     holder, key, path = _find_place(line, rng)
@@ -161,7 +161,7 @@ def change_value(lines: list[bytes], rng: random.Random) -> str:
 
 
 def change_number(lines: list[bytes], rng: random.Random) -> str:
-    """Another text in the place of a number."""
+    """Replaces a number by another text."""
     place = rng.randrange(len(lines))
     found = list(NUMBER.finditer(lines[place]))
     if found:
@@ -171,7 +171,7 @@ def change_number(lines: list[bytes], rng: random.Random) -> str:
 
 
 def change_bytes(lines: list[bytes], rng: random.Random) -> str:
-    """Bytes that are flipped, cut out, put in or said again."""
+    """Flips, removes, inserts or repeats bytes."""
     place = rng.randrange(len(lines))
     line = lines[place]
     start = rng.randrange(len(line) + 1)
@@ -182,7 +182,7 @@ def change_bytes(lines: list[bytes], rng: random.Random) -> str:
 
 
 def change_order(lines: list[bytes], rng: random.Random) -> str:
-    """Lines that are lost, doubled, moved, exchanged or another rank's."""
+    """Loses, doubles, moves or exchanges lines, or gives one to another rank."""
     one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
     kinds = [(json.loads(lines[place]).get("event") or {}).get("kind", "start") for place in (one, other)]
     match rng.randrange(5):
@@ -203,7 +203,7 @@ def change_order(lines: list[bytes], rng: random.Random) -> str:
 
 
 def cut(lines: list[bytes], rng: random.Random) -> str:
-    """A file that ends early."""
+    """Ends the file early."""
     del lines[rng.randrange(len(lines)) + 1 :]
     lines[-1] = lines[-1][: rng.randrange(len(lines[-1]) + 1)]
     return "cut"
@@ -215,7 +215,7 @@ MUTATIONS: list[tuple[Callable[[list[bytes], random.Random], str], int]] = [
 
 
 def mutate(data: bytes, rng: random.Random) -> tuple[bytes, str]:
-    """A mutant of ``data``, and where it was changed; "several" when in several ways."""
+    """Returns a mutant of ``data``, and where it was changed, which is "several" for several changes."""
     lines = data.splitlines(keepends=True)
     places = []
     for _ in range(1 if rng.random() < 0.7 else rng.randrange(2, 5)):
@@ -225,12 +225,12 @@ def mutate(data: bytes, rng: random.Random) -> tuple[bytes, str]:
         try:
             places.append(mutation(lines, rng))
         except (ValueError, RecursionError, IndexError, AttributeError, TypeError, KeyError):
-            places.append("nothing")  # a line that an earlier mutation has spoilt
+            places.append("nothing")  # a line that an earlier mutation has broken
     return b"".join(lines), places[0] if len(places) == 1 else "several"
 
 
 def damage(data: bytes, rng: random.Random) -> bytes:
-    """A compressed file with bytes changed or cut off."""
+    """Returns a compressed file with bytes changed or cut off."""
     packed = bytearray(gzip.compress(data, 1))
     for _ in range(rng.randrange(1, 4)):
         packed[rng.randrange(len(packed))] = rng.randrange(256)
@@ -241,9 +241,9 @@ def damage(data: bytes, rng: random.Random) -> bytes:
 
 
 def check(data: bytes, *, is_packed: bool = False, path: Path | None = None) -> str:
-    """What the checker makes of a file: "malformed", "violated" or "holds". Anything else is raised.
+    """Returns the checker's result for a file: "malformed", "violated" or "holds". Anything else is raised.
 
-    With a ``path`` the file is written there, and the machine is asked too.
+    With a ``path`` the file is written there, and the machine replays it too.
     """
     file = gzip.GzipFile(fileobj=io.BytesIO(data)) if is_packed else io.BytesIO(data)
     try:
@@ -265,20 +265,20 @@ POSSIBLE = "the machine, asked, would have done the same: another run, and a tru
 
 
 def is_possible(data: bytes, path: Path) -> bool:
-    """Whether the machine, given the events, answers with the effects."""
+    """Returns whether the machine, given the events, answers with the effects."""
     path.write_bytes(data)
     verdict = check_traces([path], is_replayed=True)
     return verdict.is_ok and all(job.get_status(Property.REPLAY) is Status.HOLDS for job in verdict.jobs)
 
 
 def compute_memory_bytes() -> int:
-    """The most this process has ever had."""
+    """Returns the peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def fuzz(runs: int, seed: int, first: int = 0) -> tuple[Counter[str], Counter[str]]:
-    """Checks ``runs`` mutants, from number ``first`` on. Returns the results, and why what was changed in those that held means
-    nothing.
+    """Checks ``runs`` mutants, from number ``first`` on. Returns the results, and the reasons why changes in holding ones have
+    no meaning.
 
     Raises: AssertionError, with the seed and the number of the mutant, when the checker fails.
     """
@@ -315,7 +315,7 @@ def fuzz(runs: int, seed: int, first: int = 0) -> tuple[Counter[str], Counter[st
 
 
 def fuzz_guided(runs: int, seed: int) -> None:
-    """The same by coverage, with atheris; ends the process."""
+    """Fuzzes by coverage, with atheris, and ends the process."""
     import atheris
 
     for name in (
@@ -351,7 +351,7 @@ def fuzz_guided(runs: int, seed: int) -> None:
 
 
 def main() -> int:
-    """Fuzzes as the command line says."""
+    """Fuzzes according to the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,4 @@
-"""What must have come of a case of the soak."""
+"""The expected result of a case of the soak."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tests.soak.case import HARMLESS, MISSABLE, Case, Fault
 from tests.soak.rank import SHARD, Found
 
 SLOW_S = 60.0
-"""Whatever takes longer has waited for a timeout, unless that is what it is about."""
+"""A case that takes longer has waited for a timeout, which is right only if the case is about timeouts."""
 FOUND_APART = {Fault.STOP, Fault.CUT}
-"""Who is on the culprit's host knows more than the others, or is cut off from them; the last agreement may not reach all."""
+"""Ranks on the culprit's host know more than the others, or are cut off from them. The last agreement may not reach all."""
 
 
 def judge(case: Case, found: dict[int, Found]) -> list[str]:
-    """Returns what is not as it must be; ``found`` is what the ranks have said, by rank."""
+    """Returns what is wrong. ``found`` is what the ranks reported, by rank."""
     trouble: list[str] = []
     missing = set(range(case.ranks)) - set(found) - case.absent
     told = {rank: item for rank, item in found.items() if rank not in case.absent}
@@ -37,7 +37,7 @@ def _compute_shard(case: Case, rank: int) -> range:
 
 
 def _is_missed(case: Case, found: dict[int, Found]) -> bool:
-    """True when what was to happen came after the end of the epoch, or never."""
+    """Returns True if the fault came after the end of the epoch, or never."""
     others = [item for rank, item in found.items() if rank != case.culprit]
     is_silent = not any(item.error for item in others)
     if case.fault not in MISSABLE or not is_silent:
@@ -63,7 +63,7 @@ def _judge_complete(case: Case, found: dict[int, Found]) -> list[str]:
 
 
 def _judge_failed(case: Case, told: dict[int, Found]) -> list[str]:
-    # A rank that reads in its own thread raises what its own code raises; one that never begins raises nothing.
+    # A rank that reads in its own thread raises the error of its own code. One that never begins raises nothing.
     is_own = case.fault in (Fault.LEAVE, Fault.TRAINER, Fault.INTERRUPT, Fault.SAMPLER, Fault.NEVER) or (
         case.fault in (Fault.READ, Fault.COLLATE) and not case.settings.workers
     )
@@ -73,7 +73,7 @@ def _judge_failed(case: Case, told: dict[int, Found]) -> list[str]:
         if rank == case.culprit and is_own:
             continue
         if case.fault in FOUND_APART and not item.error and len(item.numbers) == case.sizes[rank]:
-            continue  # it had all, and each rank learns alone that another is lost (R7.5)
+            continue  # it had all samples, and each rank learns by itself that another is lost (R7.5)
         if item.error != "JobError" or item.blamed not in _find_blamable(case, rank):
             trouble.append(f"rank {rank} raised {item.error or 'nothing'}, blaming {item.blamed}: {item.text}")
         texts[_is_with_culprit(case, rank) if case.fault in FOUND_APART else None].add(item.text)
@@ -86,10 +86,10 @@ def _judge_failed(case: Case, told: dict[int, Found]) -> list[str]:
 
 
 def _find_blamable(case: Case, rank: int) -> set[int]:
-    """Whom a rank may blame."""
+    """Returns the ranks that a rank may blame."""
     if case.fault is not Fault.CUT:
         return {case.failing}
-    # On either side of the cut it is somebody on the other.
+    # On either side of the cut, it must be a rank on the other side.
     return {other for other in range(case.ranks) if _is_with_culprit(case, other) != _is_with_culprit(case, rank)}
 
 

@@ -1,4 +1,4 @@
-"""What may be changed in a trace and not be noticed, because it means nothing: each with the reason."""
+"""The changes to a trace that may go unnoticed because they have no meaning, each with the reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNREAD: dict[str, str] = {
     r"header inputs .*": "what there was, if it is more than was trained on, is compared with that when all of it was read",
     r"samples_read samples \d+ 0": "so are the samples' ids",
 }
-"""The same where a rank has not read all that it has."""
+"""The same for a rank that has not read all its samples."""
 
 ORDER = "ranks did the same, in another order among them"
 UNUSED = "of a sample that no step holds, only what the offers count is compared"
@@ -32,9 +32,9 @@ CAUSE = "a cause that nobody repeats"
 
 
 def explain(original: bytes, data: bytes) -> Counter[str]:
-    """Why each change of a mutant that holds means nothing.
+    """Returns why each change of a mutant that holds has no meaning.
 
-    Raises: ValueError when one is not known to mean nothing.
+    Raises: ValueError when one is not known to be without meaning.
     """
     one, other = ([json.loads(line) for line in text.splitlines()] for text in (original, data))
     if one == other:
@@ -69,7 +69,7 @@ def explain(original: bytes, data: bytes) -> Counter[str]:
 
 
 def _list_read(lines: list[Line]) -> set[int | None]:
-    """The ranks that have read all they have."""
+    """Returns the ranks that have read all their samples."""
     events = [(line["rank"], line["event"] or {}) for line in lines[1:]]
     return {rank for rank, event in events if event.get("is_ended") or event.get("start", {}).get("is_ended")}
 
@@ -82,7 +82,7 @@ def _find(place: str, known: dict[str, str]) -> str:
 
 
 def _strip(lines: list[Line]) -> list[Line]:
-    """The records of a rank without what it was told after it had ended; steps it took are part of what it did."""
+    """Returns the records of a rank without what it received after its end. Steps that it took are part of what it did."""
     kept = []
     has_ended = False
     for line in lines:
@@ -94,7 +94,7 @@ def _strip(lines: list[Line]) -> list[Line]:
 
 
 def compare(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """Where two values differ: paths."""
+    """Yields the paths at which two values differ."""
     if isinstance(one, dict) and isinstance(other, dict):
         pairs: list[tuple[object, Any, Any]] = [(key, one.get(key), other.get(key)) for key in {*one, *other}]
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):

@@ -31,11 +31,11 @@ PAUSE_S = 0.7
 BLIP_S = 1.2
 
 Key = tuple[int, str, str]
-"""A sample's number, and what goes wrong where and with which error."""
+"""A sample's number, where it fails, and with which error."""
 
 
 class Samples(Dataset[Any]):
-    """Samples, each as its key asks for it."""
+    """Samples that do what their key says."""
 
     def __getitem__(self, key: Key) -> Any:
         number, what, error = key
@@ -52,7 +52,7 @@ class Samples(Dataset[Any]):
 
 
 def combine(samples: list[Any]) -> Any:
-    """A batch, unless one of its samples asks for something else."""
+    """Collates a batch, unless the key of one of its samples says otherwise."""
     for sample in samples:
         if sample["what"] == "collate":
             go_wrong(sample["error"])
@@ -77,7 +77,7 @@ class Feed:
             go_wrong(case.error)
         for index in range(case.sizes[rank]):
             number = SHARD * rank + index
-            # The first: one behind its window would never be asked for, while another rank's data set blocks.
+            # The first sample, because one beyond its window would never be read while another rank's data set blocks.
             if case.fault is Fault.BLOCK and rank == case.failing and index == 0:
                 yield number, "read", "ValueError"
             elif is_mine and case.fault is Fault.SLOW:
@@ -100,10 +100,10 @@ def _find_what(case: Case) -> str:
 
 @dataclass
 class Found:
-    """What came of a rank in a case."""
+    """The result of a rank in a case."""
 
     numbers: list[int] = field(default_factory=list)
-    """Numbers of the samples trained on."""
+    """The numbers of the samples trained on."""
     steps: int = 0
     error: str = ""
     text: str = ""
@@ -113,7 +113,7 @@ class Found:
 
 
 class Rank:
-    """A rank, through all cases of its world. ``cut`` and ``heal`` are commands that do that to the link of its host."""
+    """A rank, through all cases of its world. ``cut`` and ``heal`` are commands for the link of its host."""
 
     def __init__(self, rank: int, cut: str = "", heal: str = "") -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -125,11 +125,11 @@ class Rank:
         self._before = count_descriptors()
 
     def live(self, case: Case) -> Found:
-        """Trains, or does what it is to do wrong."""
+        """Trains, or causes its fault."""
         found = Found()
         is_mine = self.rank == case.culprit
         if case.fault in WAITED_FOR:
-            # A short timeout is for the fault, not for a rank that a busy machine has kept in the case before.
+            # A short timeout is meant for the fault, not for a rank that a busy machine has delayed in the previous case.
             dist.barrier()
         if is_mine and case.fault is Fault.NEVER:
             return found
@@ -161,7 +161,7 @@ class Rank:
             return self._loader
         self._epoch += 1
         if before is not None and before.fault is Fault.SAMPLER:
-            self._loader.set_epoch(self._epoch)  # the epoch before has not begun on every rank
+            self._loader.set_epoch(self._epoch)  # the previous epoch has not begun on every rank
         return self._loader
 
     def _make_loader(self, case: Case) -> ODBDataLoader[Any]:
@@ -201,7 +201,7 @@ class Rank:
                 time.sleep(0.02)
 
     def _strike(self, case: Case) -> bool:
-        """Does what this rank does at the step; False: it leaves the loop."""
+        """Causes this rank's fault at the step. Returns False if the rank leaves the loop."""
         match case.fault:
             case Fault.KILL | Fault.STOP | Fault.PAUSE:
                 pid = find_victim(case.victim)
@@ -229,8 +229,8 @@ def do_later(delay_s: float, command: str) -> None:
 
 
 def wait_for_death(pid: int) -> None:
-    """One that is killed dies when it next has a processor: on a busy machine perhaps in the epoch after, as its persistent
-    worker.
+    """Waits until a killed process is dead. It dies only when it next gets a processor, which on a busy machine may be in the
+    next epoch, as its persistent worker.
     """
     deadline = time.monotonic() + 10
     while (look := read_status(pid)) is not None and not look.is_ended and time.monotonic() < deadline:
@@ -238,12 +238,12 @@ def wait_for_death(pid: int) -> None:
 
 
 def find_victim(victim: Victim) -> int:
-    """The process; where there is no such any more, one above it."""
+    """Returns the victim's process, or one above it if it no longer exists."""
     if victim is Victim.RANK:
         return os.getpid()
     loader = next((child for child in multiprocessing.active_children() if child.name == "odb-loader"), None)
     if loader is None or loader.pid is None:
-        return subprocess.Popen(["sleep", "3"]).pid  # the loader has done its part: nobody misses it
+        return subprocess.Popen(["sleep", "3"]).pid  # the loader has finished, and is not missed
     workers = find_children(loader.pid) if victim is Victim.WORKER else []
     return workers[0] if workers else loader.pid
 
@@ -253,8 +253,8 @@ def count_descriptors() -> int:
 
 
 def find_left(case: Case, before: int) -> str:
-    """What this rank still has of its loader, once it is closed."""
-    # What multiprocessing keeps for other ways to start a process is not ours.
+    """Returns what this rank still has of its loader after closing it."""
+    # What multiprocessing keeps for the other start methods does not count.
     allowance = before + (0 if case.settings.method == "fork" else 4)
     deadline = time.monotonic() + 10
     while True:
@@ -270,7 +270,7 @@ def find_left(case: Case, before: int) -> str:
 
 
 def _describe_socket(number: int) -> str:
-    """The kind of a link, and its ends: an exchange's, the trainer's, or a loader process's."""
+    """Returns the kind of a link, and its ends: an exchange's, the trainer's, or a loader process's."""
     with socket.socket(fileno=os.dup(number)) as found:
         try:
             return f" {found.family.name} {found.getsockname()} {found.getpeername()}"

@@ -1,12 +1,12 @@
-"""A swarm of long random runs, each with what may go wrong and what may be set switched on and off by its seed.
+"""A swarm of long random runs. The seed of each run decides its faults and settings.
 
 ``python -m tests.soak.swarm --seed S --runs N`` runs the seeds S to S + N - 1 and prints what each expanded to. Three kinds:
 
 simulator  the simulator with thousands of rounds, faults, jitter and slow ranks; its trace is checked and replayed
 memory     machines in memory under a random schedule, with faults; their trace is checked and replayed
-model      machines in memory against the extracted Coq model, event by event (left out where that is not built)
+model      machines in memory against the extracted Coq model, event by event (left out if that is not built)
 
-Exit status: 0 all is as it must be, 1 a run is not, which its line says; the seed runs it again.
+Exit status: 0 if every run is right, 1 if one is not; its line says what is wrong, and its seed runs it again.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Draw = random.Random
 
 
 class Failure(Exception):
-    """A run is not as it must be."""
+    """A run is wrong."""
 
 
 def _check(path: Path) -> str:
-    """How the run of a trace ended.
+    """Returns how the run of a trace ended.
 
     Raises: Failure when a property does not hold.
     """
@@ -56,7 +56,7 @@ def _draw_quota(draw: Draw, mode: Mode, samples: int) -> int | None:
 
 
 def simulate(draw: Draw, folder: Path) -> tuple[str, Callable[[], str]]:
-    """A run of the simulator."""
+    """Prepares a run of the simulator."""
     ranks = draw.choice((1, 2, 3, 4, 8, 20))
     window = draw.choice((1, 2, 4, 16, 64))
     samples = min(24_000, ranks * window * draw.choice((20, 200, 2_000)))
@@ -114,7 +114,7 @@ def simulate(draw: Draw, folder: Path) -> tuple[str, Callable[[], str]]:
 
 
 def run_in_memory(draw: Draw, folder: Path) -> tuple[str, Callable[[], str]]:
-    """A world in memory."""
+    """Prepares a world in memory."""
     ranks = draw.choice((1, 2, 3, 5, 18))
     size = draw.choice((30, 300, 1_500)) if ranks < 18 else 40
     longest = draw.choice((5, 60, 90_000))
@@ -150,7 +150,7 @@ def run_in_memory(draw: Draw, folder: Path) -> tuple[str, Callable[[], str]]:
 
 
 def compare(draw: Draw, folder: Path) -> tuple[str, Callable[[], str]]:
-    """A world against the model."""
+    """Prepares a comparison of a world with the model."""
     seed, samples = draw.getrandbits(32), draw.choice((200, 600, 1_500))
 
     def go() -> str:
@@ -166,7 +166,7 @@ def compare(draw: Draw, folder: Path) -> tuple[str, Callable[[], str]]:
 
 
 def swarm(seed: int) -> bool:
-    """Runs one seed and prints it; False when it is not as it must be."""
+    """Runs one seed and prints it. Returns False if something is wrong."""
     draw = random.Random(seed)
     kinds = [simulate, simulate, run_in_memory, run_in_memory]
     kinds += [compare] if (PROOFS / "extracted" / "model").exists() else [run_in_memory]
@@ -183,7 +183,7 @@ def swarm(seed: int) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when every run is as it must be, else 1."""
+    """Returns 0 if every run is right, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="the first (0)")
     parser.add_argument("--runs", type=int, default=100, help="how many (100)")

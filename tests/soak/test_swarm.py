@@ -1,4 +1,4 @@
-"""A slice of the swarm, and that it is able to fail."""
+"""A slice of the swarm, and evidence that it can fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""I1 to I13 hold in a run, and I11 to I13 can fail; that I1 to I10 can, `tests/core/test_invariants.py` shows."""
+"""I1 to I13 hold in a run, and I11 to I13 can fail. `tests/core/test_invariants.py` shows that I1 to I10 can."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def holds(name: str, before: State, after: State, config: Config = CONFIG) -> bo
 
 
 def test_every_invariant_holds_in_a_run() -> None:
-    """Spec: I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I12, I13. A run in which samples are carried."""
+    """Spec: I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I12, I13. Samples are carried in this run."""
     node = World(CONFIG, make_shards([[8, 8, 7, 8] * 3, [1] * 20])).run().nodes[0]
     state, _ = start(node.machine.config)
     for event, _ in node.events:

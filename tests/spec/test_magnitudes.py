@@ -1,8 +1,8 @@
-"""Worlds of all magnitudes: many ranks and limits, old samples, wide windows; epochs that go on at large rounds and steps.
+"""Worlds of all magnitudes: many ranks and limits, old samples, wide windows; epochs that resume at large rounds and steps.
 
-The numbers of a world are drawn by their size, so that one in ten is large, and one in a hundred beyond what any job has.
-What the core makes of it is judged by the checker of traces, which shares no decision with it; and an epoch that was saved and
-goes on is compared with itself, had it not stopped. `odb-ref verify --core` runs this for a changed core.
+The numbers of a world are drawn by magnitude, so that one in ten is large, and one in a hundred exceeds that of any real job.
+The checker of traces, which shares no decision with the core, judges what the core makes of them. A saved and resumed epoch is
+compared with itself without the interruption. `odb-ref verify --core` runs this for a changed core.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from tests.helpers.world import ACTIONS, AnyOrder, Choice, Node, Shard, World, m
 from tests.spec.test_second_implementation import _align
 
 SAMPLES = 800
-"""Most ranks of a world."""
+"""The most samples of a world over all ranks, though each rank may have at least 2."""
 BEFORE = Sample(0, 0, 1, 1)
-"""Stands at every place that an epoch which goes on has left behind."""
+"""Fills the places that an epoch has left behind when it resumes."""
 
 
 class InTurn(AnyOrder):
-    """Begins at any rank, and lets the first that can do something: quick, however many there are."""
+    """Begins at any rank, and chooses the first that can do something, which is fast for any number of ranks."""
 
     def choose(self, world: World) -> Choice | None:
         ranks = len(world.nodes)
@@ -62,17 +62,17 @@ class InTurn(AnyOrder):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A world that is not yet run: what the ranks read, and where they begin."""
+    """A world that has not run yet: what the ranks read, and where they begin."""
 
     config: Config
     shards: tuple[Shard, ...]
-    """The source of each rank; with shared shards only the first, the common order."""
+    """The source of each rank, or with shared shards only the common order, as the first."""
     starts: tuple[Checkpoint, ...]
     schedule: BudgetSchedule | None
     seed: int
 
     def make(self, checkpoints: tuple[Checkpoint, ...] = (), read: tuple[Shard, ...] = (), **stops: int) -> World:
-        """The world, from its start or from where it was saved; ``read`` is what the ranks had read by then."""
+        """Returns the world, from its start or from where it was saved. ``read`` is what the ranks had read by then."""
         at = checkpoints or self.starts
         ranks = self.config.world_size
         before = read or tuple((BEFORE,) * start.start.read_samples for start in at)
@@ -90,7 +90,7 @@ class Plan:
 
 
 def make_plan(draw: random.Random) -> Plan:
-    """A world; what is drawn for it is all that a configuration and a start have."""
+    """Draws a world, with values for everything in a configuration and a start."""
     ranks = draw_size(draw, 100, 1)
     is_shared, has_updates = draw.random() < 0.4, draw.random() < 0.35
     layout = draw.choice(tuple(Layout))
@@ -139,7 +139,7 @@ def fill(
     is_shared: bool,
     schedule: BudgetSchedule | None,
 ) -> Plan:
-    """Draws the samples, and where the ranks begin: ``first`` is the round, or what its size is taken from."""
+    """Draws the samples, and where the ranks begin. ``first`` is the round, or the source of its magnitude."""
     ranks, (longest, unit) = config.world_size, lengths
     is_even = draw.random() < 0.3
 
@@ -193,7 +193,7 @@ def fill(
 
 
 def judge(plan: Plan, world: World, folder: Path, checkpoints: tuple[Checkpoint, ...]) -> list[str]:
-    """What the checker of traces finds; and whether the epoch is complete."""
+    """Returns the violations that the checker of traces finds, and whether the epoch is complete."""
     paths = [folder / f"{rank}.ndjson" for rank in range(len(world.nodes))]
     kept: list[Violation] = []
     for rank, (node, checkpoint) in enumerate(zip(world.nodes, checkpoints, strict=True)):
@@ -216,7 +216,7 @@ def list_taken(node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def run_both(plan: Plan, folder: Path, draw: random.Random) -> list[str]:
-    """Runs the epoch whole, and in two parts; returns what is wrong with either."""
+    """Runs the epoch whole and in two parts, and returns what is wrong with either."""
     whole = plan.make().run()
     found = judge(plan, whole, folder, plan.starts)
     steps = len(whole.nodes[0].taken)
@@ -241,7 +241,7 @@ MET = {
     "beyond 1,000,000 samples": 12, "beyond 1,000 steps": 12, "windows of 300": 8, "tokens of 40 bits": 8,
     "updates on 9 ranks": 4, "budgets that change": 10, "goes on in a common order": 5,
 }  # fmt: skip
-"""How many of the worlds have each, at least."""
+"""The minimum number of worlds with each."""
 
 
 @pytest.mark.slow
@@ -381,7 +381,7 @@ def test_groups_of_all_sizes_are_lined_up_split_and_carried_as_the_page_says(lay
 
 
 def is_fair(wants: list[int], left: int, shares: Sequence[int]) -> bool:
-    """R14.3: all places there are, up to what is wanted; what is wanted still is alike, the lower ranks having one less."""
+    """R14.3: all remaining places up to what is wanted. What is then wanted is equal, except that lower ranks have one less."""
     rests = [want - share for want, share in zip(wants, shares, strict=True)]
     most = max(rests)
     served = [rest < most for want, rest in zip(wants, rests, strict=True) if want >= most]

@@ -1,4 +1,4 @@
-"""Tempting properties that do not hold, each with its counterexample, run on the core. Ids as in spec/properties.md."""
+"""Tempting properties that do not hold, each with its counterexample, run on the core. Ids are those of spec/properties.md."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_step_counts_are_not_minimal() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_lone_stop_after_the_last_agreement_reaches_nobody(seed: int) -> None:
-    """NP2. Checks: STOP. Rank 0 leaves after its first step, when all else is released: rank 1 enters step 1 alone."""
+    """NP2. Checks: STOP. Rank 0 leaves after its first step, when everything else is released. Rank 1 enters step 1 alone."""
     world = World(make_config(depth_steps=4), make_shards([[8] * 3, [8] * 3]), seed=seed)
     while choices := [choice for choice in world.compute_choices() if choice[0] != "take"]:
         world.do(*choices[0])
@@ -80,7 +80,7 @@ def test_samples_are_not_emitted_in_sampler_order() -> None:
 
 
 def test_alignment_may_use_more_groups_than_the_fewest() -> None:
-    """NP7. Checks: FEWEST. FEWEST speaks of R2; splitting for another rank comes after."""
+    """NP7. Checks: FEWEST. FEWEST is about R2. Splitting for another rank comes later."""
     groups = compute_groups(make_shard([1, 1, 1, 1]), 8)
     assert len(groups) == 1
     emitted, _ = align(groups, 3, 0)
@@ -88,7 +88,7 @@ def test_alignment_may_use_more_groups_than_the_fewest() -> None:
 
 
 def test_age_ends_with_a_quota_round_that_a_poor_rank_cuts_short() -> None:
-    """NP8. Checks: AGE. Three groups of rank 0 are due, the target is lowered to the one sample of rank 1."""
+    """NP8. Checks: AGE. Three groups of rank 0 are due, but the target is lowered to the single sample of rank 1."""
     shards = make_shards([[8] * 12, [8, 8]])
     world = World(make_config(mode=Mode.QUOTA, max_age_rounds=1, window_samples=4), shards).run()
     long = World(make_config(max_age_rounds=1, window_samples=4), shards).run()
@@ -100,7 +100,7 @@ def test_age_ends_with_a_quota_round_that_a_poor_rank_cuts_short() -> None:
 
 
 def test_a_quota_may_be_overshot() -> None:
-    """NP9. Checks: QUOTA. A step is the smallest thing a round can be cut to."""
+    """NP9. Checks: QUOTA. A round cannot be cut to less than a step."""
     world = run([[1] * 4, [1] * 4], make_config(mode=Mode.QUOTA, quota_samples=3))
     assert sum(step.global_counts.samples for step in world.nodes[0].taken) == 8
 
@@ -125,7 +125,7 @@ def test_a_rank_may_idle_while_another_holds_many_samples() -> None:
 
 
 def test_idle_steps_are_not_shared_fairly() -> None:
-    """NP13. Checks: ALIGN. An unequal shard shows in full: nothing of it moves to another rank."""
+    """NP13. Checks: ALIGN. An unequal shard shows in full, because nothing of it moves to another rank."""
     world = run([[8] * 6, [8] * 3, []], make_config(window_samples=3, rule=PaperRule()))
     assert [sum(step.is_idle for step in node.taken) for node in world.nodes] == [0, 3, 6]
 
@@ -215,7 +215,7 @@ def test_in_sampler_order_a_window_may_make_more_groups_than_needed() -> None:
 
 
 def test_when_a_lowered_budget_holds_is_timing() -> None:
-    """NP24. Checks: REPLAY. Both runs lower it after step 3 was taken; all ranks of a run follow at the same step."""
+    """NP24. Checks: REPLAY. Both runs lower it after step 3 was taken. All ranks of a run follow at the same step."""
     found = []
     for seed in range(6):
         world = World(make_config(window_samples=8), make_shards([[2] * 60, [2] * 60]), seed=seed)
@@ -240,7 +240,7 @@ def test_what_was_grouped_before_keeps_its_budget() -> None:
 
 
 def test_an_empty_epoch_still_takes_a_round() -> None:
-    """NP20. Checks: TERM. No samples, no steps, but one agreement: nobody knows alone that nobody has anything."""
+    """NP20. Checks: TERM. There are no samples and no steps, but one agreement: no rank knows this of the others."""
     world = run([[], []], make_config())
     assert world.is_over
     assert [sum(isinstance(event, Agreed) for event, _ in node.events) for node in world.nodes] == [1, 1]

@@ -1,4 +1,4 @@
-"""Every property of spec/properties.md on random small systems under random schedules, with the real core."""
+"""Every property of spec/properties.md in random small systems under random schedules, with the real core."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEEDS = st.integers(0, 10_000)
 
 @st.composite
 def configs(draw: st.DrawFn, mode: Mode = Mode.JOIN, limits: tuple[int, ...] = ()) -> Config:
-    """Small configurations of one mode."""
+    """Draws small configurations of one mode."""
     return make_config(
         mode=mode,
         budget_tokens=draw(st.integers(1, 20)),
@@ -131,7 +131,7 @@ def test_timing_and_depth_change_nothing(shards: list[list[int]], config: Config
 def test_scaled_losses_average_to_the_global_mean(
     shards: list[list[int]], config: Config, seed: int, update: int
 ) -> None:
-    """Checks: WEIGHT. With a loss that is different for each sample, over updates, in exact fractions."""
+    """Checks: WEIGHT. With a different loss for each sample, over updates, in exact fractions."""
     world = World(config, make_shards(shards), seed=seed).run()
     ranks = len(world.nodes)
     steps = len(world.nodes[0].taken)

@@ -35,7 +35,7 @@ def test_shares_are_what_is_wanted_or_all_that_is_left(wants: list[int], left: i
     assert all(0 <= share <= want for share, want in zip(shares, wants, strict=True))
     if sum(wants) <= left:
         assert list(shares) == wants
-    # Who has drawn has as much room left as the others: but for one sample, and the lower rank has drawn it.
+    # Ranks that have drawn have the same room left, except for one sample, which the lower rank has drawn.
     rooms = [want - share for share, want in zip(shares, wants, strict=True)]
     drawing = [room for room, share in zip(rooms, shares, strict=True) if share]
     if drawing and sum(wants) > left:
@@ -78,7 +78,7 @@ def test_windows_of_packed_rows_shrink_to_what_is_left_for_each_rank(layout: Lay
 
 
 def test_a_rank_wants_no_more_than_what_is_left_for_each() -> None:
-    """Spec: R14.2. 8 of 13 places are drawn: 3 for each rank are left, for 4 there is room."""
+    """Spec: R14.2. 8 of 13 places are drawn, so 3 are left for each rank, but there is room for 4."""
     for layout, wanted in ((Layout.PACKED, 3), (Layout.PADDED, 4)):
         _, machine = begin(13, layout=layout)
         machine.begin()
@@ -90,13 +90,13 @@ def test_a_rank_wants_no_more_than_what_is_left_for_each() -> None:
 
 
 def run_shared(lengths: list[int], ranks: int, *, seed: int = 0, **options: object) -> World:
-    """A run over a common order of these lengths."""
+    """Runs a job over a common order of these lengths."""
     config = make_config(shared_samples=len(lengths), **options)
     return World(config, [()] * ranks, order=make_shard(lengths), schedule=ByArrival(seed)).run()
 
 
 def list_emitted(world: World) -> list[int]:
-    """The names of all samples that consumers took."""
+    """Returns the names of all samples that consumers took."""
     return [sample.id for node in world.nodes for step in node.taken for sample in step.group]
 
 
@@ -122,7 +122,7 @@ def test_a_job_emits_each_sample_of_the_order_once(seed: int) -> None:
         range(len(lengths))
     )
     assert len({len(node.taken) for node in world.nodes}) == 1
-    # The order ends on all ranks in the same round: in that of the last draw of any.
+    # The order ends on all ranks in the same round, that of the last draw of any rank.
     ends = {
         max((event.wants for event, _ in node.events if isinstance(event, Counted)), default=()) for node in world.nodes
     }
@@ -142,7 +142,7 @@ def test_a_rank_of_short_samples_draws_more() -> None:
 
 
 def begin(total: int = 20, **options: object) -> tuple[Config, Machine]:
-    """A machine of two ranks' rank 1, at its beginning."""
+    """Returns rank 1 of two ranks' machines, at its beginning."""
     config = make_config(rank=1, world_size=2, shared_samples=total, window_samples=4, **options)
     return config, Machine(config)
 
@@ -156,7 +156,7 @@ def test_a_rank_reads_what_it_has_drawn_after_the_counts() -> None:
     (offer,) = machine.handle(SamplesRead(order[2:]))
     assert isinstance(offer, PostOffer)
     (counts,) = machine.handle(Agreed(replace(offer.offer, groups_min=1)))
-    # The group of 8 tokens is emitted, one of 3 is carried: 4 samples have 11 tokens, and ceil(12 / 11) are wanted.
+    # The group of 8 tokens is emitted, and one of 3 is carried: 4 samples have 11 tokens, and ceil(12 / 11) are wanted.
     assert counts == PostCounts((StepCounts(1, 8, 7),), 2)
     read, collate = machine.handle(Counted(counts.counts, (3, 2)))
     assert read == Read(2, 11)
@@ -275,9 +275,9 @@ def test_the_start_of_a_round_holds_what_is_drawn_for_it() -> None:
 
 
 def list_windows(config: Config, node: Node) -> tuple[list[int], list[Event]]:
-    """Returns the sizes that the windows of a rank turn out to have, and what happens on a rank of its own in their place.
+    """Returns the actual sizes of a rank's windows, and the corresponding events on a rank without a shared order.
 
-    One that draws none of the last places is asked for one sample more than it has, and says that it has ended.
+    A rank that draws none of the last places is asked for one sample more than it has, and reports its end.
     """
     state, _ = start(config)
     sizes = [len(state.window) + (state.wanted_samples or int(state.is_ended))]
@@ -299,7 +299,7 @@ def list_windows(config: Config, node: Node) -> tuple[list[int], list[Event]]:
 
 
 def list_deeds(effects: Iterable[Effect]) -> list[object]:
-    """What a rank does that others see, or its trainer."""
+    """Returns what a rank does that others, or its trainer, see."""
     deeds: list[object] = []
     for effect in effects:
         match effect:
@@ -318,7 +318,7 @@ def list_deeds(effects: Iterable[Effect]) -> list[object]:
 def test_a_rank_does_what_one_does_whose_source_is_what_it_drew(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spec: R14. Checks: DEAL.
 
-    So what is proved of ranks with any sources and any sizes of their windows holds of ranks that share an order.
+    So what is proved for ranks with any sources and any sizes of windows also holds for ranks that share an order.
     """
     draw = random.Random(seed)
     lengths = [draw.randint(1, draw.choice((3, 12))) for _ in range(draw.choice((2, 30, 70)))]

@@ -58,7 +58,7 @@ def test_what_is_accepted_is_a_number_of_tokens_below_the_largest() -> None:
 
 
 def _follow(world: World, budget: int) -> dict[int, set[int]]:
-    """By round, the budgets that the ranks have agreed on for it, by the agreements."""
+    """Returns for each round the budgets that the ranks agreed on, according to the agreements."""
     budgets = defaultdict(set)
     for node in world.nodes:
         for event, _ in node.events:
@@ -161,7 +161,7 @@ def test_a_rank_that_resumed_accepts_more_when_it_is_told_so() -> None:
 
 
 def test_a_rank_accepts_the_least_of_what_it_was_told_and_what_its_schedule_said() -> None:
-    """Spec: R15.2, R15.5. Whatever came last of each, at whatever moment; an epoch that begins forgets nothing it was told."""
+    """Spec: R15.2, R15.5. The last value of each counts, at any time. An epoch that begins forgets nothing that it was told."""
     draw = random.Random(6)
     for number in range(200):
         said = told = NONE

@@ -1,4 +1,4 @@
-"""R16: an optimizer update holds the same samples, however many ranks there are, and whatever memory they have."""
+"""R16: an optimizer update holds the same samples for any number of ranks and any memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_world(
     seed: int = 0,
     **options: object,
 ) -> World:
-    """A job whose common order has samples of these lengths; each rank's own source is every W-th of it."""
+    """Returns a job whose common order has samples of these lengths. Each rank's own source is every W-th of it."""
     settings = {name: options.pop(name) for name in list(options) if name in Config.__dataclass_fields__}
     order = make_shard(lengths)
     config = make_config(
@@ -53,7 +53,7 @@ def make_world(
 
 
 def list_updates(world: World) -> dict[int, Counter[int]]:
-    """The ids of the samples in each update that was taken, over all ranks."""
+    """Returns the ids of the samples in each update that was taken, over all ranks."""
     updates: dict[int, Counter[int]] = defaultdict(Counter)
     for node in world.nodes:
         for step in node.taken:
@@ -116,7 +116,7 @@ def test_a_budget_that_changes_changes_no_update(
 def test_an_update_is_released_before_the_next_is_read(
     lengths: list[int], ranks: int, more: int, is_shared: bool, seed: int
 ) -> None:
-    """Spec: R16.3. So the first step of an epoch waits for no more than one update, and ranks hold samples of two."""
+    """Spec: R16.3. So the first step of an epoch waits for at most one update, and ranks hold samples of two."""
     size = ranks + more
     world = make_world(lengths, ranks, size, is_shared=is_shared, seed=seed)
     while world.step():
@@ -158,7 +158,7 @@ def test_an_update_goes_on_where_it_was_saved(
 def test_the_start_of_an_update_is_two_integers(
     lengths: list[int], ranks: int, more: int, is_shared: bool, update: int, seed: int
 ) -> None:
-    """Spec: R16.6. Checks: RESUME, UPDATE. Also on another number of ranks than before."""
+    """Spec: R16.6. Checks: RESUME, UPDATE. This includes other numbers of ranks than before."""
     size = ranks + more
     whole = make_world(lengths, ranks + 1 if more else ranks, size, seed=seed).run()
     expected = {number: ids for number, ids in list_updates(whole).items() if number >= update}
@@ -171,7 +171,7 @@ def test_the_start_of_an_update_is_two_integers(
 
 
 class Begun:
-    """What `World` asks of a checkpoint."""
+    """What `World` needs from a checkpoint."""
 
     def __init__(self, start: RoundStart) -> None:
         self.start = start
@@ -195,7 +195,7 @@ def test_the_shares_of_an_update_are_its_places(ranks: int, more: int, update: i
 
 
 def begin_reading(config: Config) -> tuple[State, tuple[Effect, ...]]:
-    """The state and effects of a single rank after the first round, in which nothing is read."""
+    """Returns the state and effects of a single rank after the first round, in which nothing is read."""
     state, (post,) = start(config)
     assert isinstance(post, PostOffer)
     assert (post.offer.samples_min, post.offer.groups_max) == (1, 0), "or the epoch would close here"
@@ -259,7 +259,7 @@ def test_what_would_cut_an_update_is_refused(settings: dict[str, object], what: 
 
 
 def test_in_quota_mode_the_first_rank_without_samples_ends_the_epoch() -> None:
-    """Spec: R16.7. Streams of unequal length: whole updates until one of them has nothing left."""
+    """Spec: R16.7. Streams have unequal lengths. There are whole updates until one stream has nothing left."""
     sources = [make_shard([2] * 9), make_shard([2] * 5, 100)]
     for mode, updates in ((Mode.QUOTA, [4, 4, 3]), (Mode.JOIN, [4, 4, 3, 2, 1])):
         config = make_config(update_samples=4, mode=mode)

@@ -66,7 +66,7 @@ def test_each_resource_can_be_what_fills_a_group() -> None:
     """Spec: R2.1, R2.2."""
     samples = make_shard([1, 1, 2, 2, 3, 3], costs=[(3, 0), (1, 0), (0, 9), (1, 0), (1, 1), (4, 0)])
     groups = compute_groups(samples, 8, (4, 5))
-    # A limit reached exactly; a sample over a limit by itself; tokens and a limit to spare, but not the other.
+    # A limit reached exactly; a sample over a limit by itself; room in tokens and one limit, but not in the other.
     assert [[sample.position for sample in group] for group in groups] == [[1, 0], [2], [4, 3], [5]]
 
 
@@ -90,7 +90,7 @@ def test_what_is_carried_counts_towards_the_window() -> None:
     """Spec: R2.3."""
     world = run([[8] * 12, [1] * 12], make_config(window_samples=4))
     reads = [effect.count for _, effects in world.nodes[0].events for effect in effects if isinstance(effect, Read)]
-    # Rank 1 makes one group of each window, so rank 0 emits one and carries three; age then makes it emit more.
+    # Rank 1 makes one group of each window, so rank 0 emits one and carries three. Then their age makes it emit more.
     assert reads[:3] == [1, 1, 1]
 
 

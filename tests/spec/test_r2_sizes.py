@@ -1,4 +1,4 @@
-"""Numbers of samples that hardware likes: R2.8, and what of the other rules it concerns."""
+"""Numbers of samples that hardware likes: R2.8, and its effect on the other rules."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_friendly_numbers_of_any_size(sizes: Sizes) -> None:
 def test_no_partition_of_a_small_window_into_friendly_groups_has_fewer(
     lengths: list[int], sizes: Sizes, budget: int
 ) -> None:
-    """Spec: R2.8. Not claimed of windows of any size."""
+    """Spec: R2.8. This is not claimed for windows of any size."""
 
     def fits(group: list[int]) -> bool:
         return sizes.is_friendly(len(group)) and len(group) * max(group) <= budget
@@ -76,7 +76,7 @@ def test_what_has_no_sizes_is_refused(more: dict[str, object]) -> None:
 
 
 def test_ranks_with_other_sizes_do_not_start_together() -> None:
-    """Spec: R7.3. And those of any size have the fingerprint that they had before there was a choice."""
+    """Spec: R7.3. Ranks with groups of any size keep the fingerprint from before there was a choice."""
     fingerprints = {make_config(sizes=sizes).fingerprint for sizes in Sizes}
     assert len(fingerprints) == len(Sizes)
     assert "sizes" not in make_config().shared_json

@@ -43,11 +43,11 @@ def _post_first(lengths: list[int], **options: object) -> Offer:
         (Layout.PADDED, [8, 8, 8, 4], 4),  # half of the budget of 8
         (Layout.PADDED, [8, 8, 8, 3], 3),
         (Layout.PADDED, [2, 2, 8, 8], 3),  # two rows of two tokens hold half of it
-        (Layout.PADDED, [1, 2, 8, 8], 3),  # and a row and its padding
+        (Layout.PADDED, [1, 2, 8, 8], 3),  # and so do a row and its padding
         (Layout.PADDED, [1, 1, 8, 8], 2),
-        (Layout.PACKED, [1, 2, 8, 8], 2),  # without padding they hold three
+        (Layout.PACKED, [1, 2, 8, 8], 2),  # without padding they hold only three
         (Layout.PADDED, [1, 3, 8, 20], 3),
-        (Layout.PADDED, [1, 1, 1, 1], 1),  # the only group there is
+        (Layout.PADDED, [1, 1, 1, 1], 1),  # the only group
     ],
 )
 def test_a_reading_rank_keeps_back_a_group_that_is_less_than_half_full(

@@ -100,7 +100,7 @@ def test_counts_are_summed_over_ranks() -> None:
 
 
 def test_counts_say_of_each_resource_whether_any_rank_uses_it() -> None:
-    """Spec: R4.5. Checks: WEIGHT. An idle step counts zero of each, and nothing adds nothing, however many there are."""
+    """Spec: R4.5. Checks: WEIGHT. An idle step counts zero of each, and zeros add up to zero for any number of ranks."""
     costs = [[(0, 3), (0, 0), (7, 0)], [(0, 5)]]
     world = World(make_config(limits=(9, 9)), make_shards([[8, 8, 8], [5]], costs)).run()
     steps = list(zip(*(node.taken for node in world.nodes), strict=True))
@@ -125,7 +125,7 @@ def test_the_quota_cuts_the_round_after_the_step_that_reaches_it(quota: int, see
     assert len({len(node.taken) for node in world.nodes}) == 1
     totals = list(accumulate(step.global_counts.samples for step in world.nodes[0].taken))
     assert all(total < quota for total in totals[:-1])
-    if totals[-1] < quota:  # then a rank had run dry
+    if totals[-1] < quota:  # otherwise a rank had run dry
         assert any(sum(map(len, world.get_groups(rank))) == len(shard) for rank, shard in enumerate(shards))
 
 

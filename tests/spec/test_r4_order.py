@@ -22,7 +22,7 @@ def test_the_hash_is_that_of_splitmix64() -> None:
 
 
 def test_some_permutations() -> None:
-    """Spec: R4.9. So that another implementation can compare."""
+    """Spec: R4.9. Other implementations can compare with them."""
     assert permute(8, 0, 0) == (0, 1, 6, 3, 5, 4, 2, 7)
     assert permute(8, 0, 1) == (3, 0, 1, 5, 2, 7, 4, 6)
     assert permute(8, 20, 3) == (4, 1, 2, 6, 5, 3, 0, 7)
@@ -36,7 +36,7 @@ def test_a_permutation_has_each_number_once(count: int, seed: int, round_: int) 
 
 
 def test_every_step_may_come_first() -> None:
-    """Spec: R4.9. In 600 rounds with 6 steps each comes first in about 100."""
+    """Spec: R4.9. In 600 rounds with 6 steps, each comes first about 100 times."""
     firsts = [permute(6, 1, round_)[0] for round_ in range(600)]
     assert all(70 <= firsts.count(number) <= 130 for number in range(6))
 
@@ -45,7 +45,7 @@ def test_every_step_may_come_first() -> None:
 def test_shuffled_steps_are_the_fullest_first_ones_in_another_order(
     lengths: list[list[int]], seed: int, layout: Layout
 ) -> None:
-    """Spec: R4.8. Checks: ALIGN, COVER, ORDER. As steps of all ranks, where none is idle on any."""
+    """Spec: R4.8. Checks: ALIGN, COVER, ORDER. As steps of all ranks, with none idle on any rank."""
     rounds = []
     for order in (StepOrder.FULLEST, StepOrder.SHUFFLED):
         world = run(lengths, make_config(order=order, order_seed=seed, layout=layout), seed=seed)
@@ -78,7 +78,7 @@ def test_idle_steps_come_last(lengths: list[list[int]], order: StepOrder) -> Non
 def test_no_sample_leaves_in_a_later_step_than_one_behind_it(
     lengths: list[list[int]], layout: Layout, mode: Mode, age: int, rule: str
 ) -> None:
-    """Spec: R2.6, R4.1, R4.8. Checks: ORDER. Whatever is carried, split, cut or due."""
+    """Spec: R2.6, R4.1, R4.8. Checks: ORDER. This holds whatever is carried, split, cut or due."""
     config = make_config(order=StepOrder.SAMPLER, layout=layout, mode=mode, max_age_rounds=age, rule=get_rule(rule))
     for node in World(config, make_shards(lengths), seed=age).run().nodes:
         taken = [sample.position for step in node.taken for sample in step.group]

@@ -1,4 +1,4 @@
-"""R5: what `tests/core/test_transitions.py` does not show of single transitions."""
+"""R5: what `tests/core/test_transitions.py` does not show about single transitions."""
 
 from __future__ import annotations
 

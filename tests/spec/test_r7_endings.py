@@ -21,7 +21,7 @@ def test_a_lone_stop_is_told_to_all(stops: dict[int, int], depth: int, seed: int
     """Spec: R7.4. Checks: STOP, FREE."""
     world = run(SHARDS, make_config(depth_steps=depth), seed=seed, stops=stops)
     for node in world.nodes:
-        if node.finish is None:  # the stop came after the last agreement: see the non-property NP2
+        if node.finish is None:  # the stop came after the last agreement, see the non-property NP2
             outcome = node.machine.state.outcome
             assert outcome is not None
             assert outcome.kind is OutcomeKind.COMPLETE

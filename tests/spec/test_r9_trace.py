@@ -48,7 +48,7 @@ def test_every_line_of_a_trace_has_the_schema(case: dict[str, object], tmp_path:
 
 
 def test_the_schema_names_every_shared_setting() -> None:
-    """Spec: R1.4. So that a new one is not forgotten; what must be there is what has been there since the first version."""
+    """Spec: R1.4. So no new setting is forgotten. The required ones are those that existed in the first version."""
     shared = [item for item in fields(Config) if item.init and not item.metadata.get("is_own")]
     config = SCHEMA["$defs"]["config"]
     assert set(config["properties"]) == {item.name for item in shared}

@@ -1,7 +1,7 @@
-"""R2.5 and R4.2, read sentence by sentence, beside the core and the simulator's arrays; and the examples that the page gives.
+"""R2.5 and R4.2, read sentence by sentence, beside the core, the simulator's arrays, and the examples on the page.
 
-What is here is slow and literal on purpose, and exhaustive over small windows, so that no case is left to luck: windows whose
-first sample fits nothing, and exactly as many groups as steps, among them.
+This code is slow and literal on purpose, and exhaustive over small windows, so that no case is left to chance. They include
+windows whose first sample fits nothing, and windows whose groups and steps are equal in number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from odb_ref.core.types import Group, Sample
 PAGE = (Path(__file__).parents[2] / "spec" / "protocol.md").read_text(encoding="utf-8")
 Lengths = tuple[int, ...]
 Item = tuple[int, int]
-"""Position and length."""
+"""The position and the length."""
 
 
 def make(lengths: Lengths) -> Group:
@@ -69,7 +69,7 @@ def group_as_written(lengths: Lengths, budget: int, reached: Counter[str]) -> li
 
 
 def align_as_written(groups: list[list[Item]], target: int, layout: Layout, reached: Counter[str]) -> list[list[Item]]:
-    """R4.2, then the order of R4.1: with at most ``target`` groups."""
+    """R4.2, then the order of R4.1, with at most ``target`` groups."""
 
     def cost(group: list[Item]) -> int:
         return count(group) if layout is Layout.PACKED else len(group) * max(length for _, length in group)
@@ -125,7 +125,7 @@ def test_the_core_does_what_the_page_says_of_every_small_window(layout: Layout, 
 
 
 def read_examples(rule: str) -> list[list[str]]:
-    """The rows of the table under a rule."""
+    """Returns the rows of the table under a rule."""
     text = re.split(r"\n\*\*R\d|\n## ", PAGE.split(f"\n**{rule}** ")[1])[0]
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
     return rows[2:]

@@ -1,7 +1,7 @@
-"""A second implementation, written from spec/protocol.md alone, makes the same batches as the core: the page is complete.
+"""A second implementation, written only from spec/protocol.md, makes the same batches as the core, so the page is complete.
 
-It has no machines, events or schedules: round by round, what R2 to R4 say all ranks together do. It shares nothing with
-the core but the input and is kept independent on purpose.
+It has no machines, events or schedules. It does, round by round, what R2 to R4 require of all ranks together. It shares only
+the input with the core, and is kept independent on purpose.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from odb_ref.core.types import Mode
 from tests.helpers.world import World, make_config, make_shards
 
 Item = tuple[int, int, tuple[int, ...]]
-"""Position, length and costs."""
+"""The position, the length and the costs."""
 
 
 Taken = tuple[int, list[int], tuple[int, ...]]
-"""A step: round, positions, and of all ranks the samples, the tokens, and what they use of each further resource."""
+"""A step: round, positions, and for all ranks the samples, the tokens, and the use of each further resource."""
 
 
 def _cost(group: list[Item], config: Config) -> int:
@@ -200,7 +200,7 @@ def _sum(items: list[Item]) -> int:
 
 
 def _deal(wants: list[int], left: int) -> list[int]:
-    """R14.3, one place at a time: the rank that wants most still, of equal ones the lowest, but in the order of the page."""
+    """R14.3, one place at a time: to the rank that wants most, the lowest of equal ones, but in the order of the page."""
     given = [0] * len(wants)
     for _ in range(min(left, sum(wants))):
         r = max(range(len(wants)), key=lambda r: (wants[r] - given[r], -r))
@@ -209,7 +209,7 @@ def _deal(wants: list[int], left: int) -> list[int]:
 
 
 def _weigh(window: list[Item]) -> int:
-    """R2.3: here a token has a byte."""
+    """R2.3, with one byte for each token."""
     return sum(length for _, length, _ in window)
 
 
@@ -220,7 +220,7 @@ def _run(
     window_bytes: int = 0,
     schedules: Sequence[BudgetSchedule] = (),
 ) -> list[list[Taken]]:
-    """For each rank its steps. Counts what was ``reached``."""
+    """Returns the steps of each rank. Counts what was ``reached``."""
     reached = Counter() if reached is None else reached
     ranks = range(len(shards))
     read, windows = [0] * len(shards), [[] for _ in ranks]  # type: ignore[var-annotated]
@@ -422,7 +422,7 @@ def _compare_shared(config: Config, lengths: list[int], ranks: int, seed: int, r
 
 
 def test_both_make_the_same_batches_of_a_long_common_order() -> None:
-    """Spec: R14.2, R14.3. Checks: REPLAY, DEAL. Fails when shares are always the same."""
+    """Spec: R14.2, R14.3. Checks: REPLAY, DEAL. It fails if shares are always the same."""
     reached = Counter[str]()
     for seed in range(40):
         draw = random.Random(seed)
@@ -447,11 +447,11 @@ LEAST = {
     "carried": 30, "due": 25, "due and carried": 18, "split": 30, "cut": 4, "met exactly": 4, "65,536 tokens": 10,
     "round 20": 10, "more than 16 ranks": 8, "full": 15, "kept back": 25,
 }  # fmt: skip
-"""In how many of the worlds below each case is met at least. Well below what was counted."""
+"""The minimum number of worlds below that meet each case, well below the actual counts."""
 
 
 def _compare(seed: int, reached: Counter[str]) -> None:
-    """A long world, or a wide one, whose ranks have samples of very different length."""
+    """Compares a long world, or a wide one, whose ranks have samples of very different lengths."""
     draw = random.Random(seed)
     ranks = draw.randint(17, 20) if draw.random() < 0.12 else draw.randint(1, 4)
     budget = draw.choice((draw.randint(2, 40), draw.randint(2, 40), draw.randint(66_000, 300_000)))
@@ -485,7 +485,7 @@ def _compare(seed: int, reached: Counter[str]) -> None:
 
 @pytest.mark.deep
 def test_both_make_the_same_batches_in_long_and_wide_worlds() -> None:
-    """Spec: R2, R2.1, R2.3, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6. Checks: REPLAY. Fails when they meet too little."""
+    """Spec: R2, R2.1, R2.3, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6. Checks: REPLAY. It fails if they meet too few cases."""
     reached = Counter[str]()
     for seed in range(120):
         found = Counter[str]()

@@ -1,4 +1,4 @@
-"""R16, implemented a second time from the page: update by update, with the groups and steps of the second implementation."""
+"""R16, implemented a second time from the page, update by update, with the groups and steps of the second implementation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.spec.test_second_implementation import Item, Taken, _align, _deal, _g
 
 
 def _list_draws(config: Config, update: int, lengths: list[int], bad: set[int]) -> list[list[list[int]]]:
-    """R16.2, R16.4: for each round of an update the places that each rank reads, those set aside included."""
+    """R16.2, R16.4: for each round of an update, the places that each rank reads, including those set aside."""
     size, ranks = config.update_samples or 0, range(config.world_size)
     places = [place for place in range(update * size, (update + 1) * size) if place < len(lengths)]
     if config.shared_samples is None:

@@ -1,4 +1,4 @@
-"""The tables of spec/: nothing without an implementer or a test, no unknown id, nothing stale; and the checks can fail."""
+"""The tables of spec/: every rule has an implementer and a test, every id exists, nothing is stale, and the checks can fail."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sources(read: Any) -> Any:
 
 
 def test_every_rule_has_an_implementer_and_a_test_and_every_id_exists(tool: ModuleType, sources: Any) -> None:
-    """A line a problem."""
+    """One line for each problem."""
     assert len(sources.rules) > 50
     assert len(sources.properties) == 22
     assert tool.find_problems(sources) == []
@@ -65,7 +65,7 @@ def test_the_readme_claims_what_the_spec_does_and_each_property_once(tool: Modul
 
 
 def test_the_tables_can_be_read_as_text(tool: ModuleType, read: Any) -> None:
-    """No line is longer than a screen is wide."""
+    """No line is wider than a screen."""
     assert [line for line in tool.render(read).splitlines() if len(line) > 200] == []
 
 

@@ -1,4 +1,4 @@
-"""The same label for a state of the TLA+ model and for a world of the explorer, where they are the same state."""
+"""Labels for states of the TLA+ model and worlds of the explorer, which are equal if the states are the same."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _record(**fields: object) -> object:
 
 
 def label_model_state(state: Mapping[str, object]) -> Label:
-    """The label of a state that TLC has dumped."""
+    """Returns the label of a state that TLC has dumped."""
     ranks = state["rank"]
     assert isinstance(ranks, tuple)
     return (
@@ -133,7 +133,7 @@ def _label_rank(rank: ExploredRank) -> Label:
         "limit": _number(state.step_limit),
         "outcome": _record(
             kind="none" if outcome is None else str(outcome.kind),
-            # Who is lost is not in the model: it speaks of what ranks do, not of what they say.
+            # The model does not contain which rank is lost: it covers what ranks do, not what they report.
             rank=TLA_NONE if outcome is None or outcome.kind == "lost" else _who(outcome.rank),
         ),
         "reading": rank.reading, "collating": _number(rank.collating), "post": _label_post(rank.post, budget_tokens),
@@ -142,13 +142,13 @@ def _label_rank(rank: ExploredRank) -> Label:
         "agreed": min(budget_tokens, state.agreed_tokens),
         "accepted": min(budget_tokens, state.accepted_tokens), "coming": rank.coming,
         "draw": (state.draw.first, state.draw.count, state.draw.end),
-        "places": tuple(sample.id for sample in rank.drawn) if state.draw.end else (),  # in the model, of a common order
+        "places": tuple(sample.id for sample in rank.drawn) if state.draw.end else (),  # in the model: places of a common order
     }  # fmt: skip
     return tuple(values[name] for name in _RANK_FIELDS.split())
 
 
 def label_world(space: Space, config: Config, world: World) -> Label:
-    """The label of a world of the explorer."""
+    """Returns the label of a world of the explorer."""
     shared = space.get_shared(world)
     ranks = space.get_ranks(world)
     return (

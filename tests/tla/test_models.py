@@ -1,4 +1,4 @@
-"""Every configuration of spec/tla: those that must hold hold, those that must fail fail, and for the reason they state."""
+"""Every configuration of spec/tla: those that must hold do, and those that must fail do, for the reason they state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REASONS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_configuration_holds_or_fails_as_it_says(name: str, tmp_path: Path) -> None:
-    """Each header says `Must fail: why`, or nothing of the kind."""
+    """Each header says `Must fail: why`, or does not."""
     text = (TLA / f"{name}.cfg").read_text()
     expected = re.search(r"^\\\* Must fail: (\w+)", text, re.MULTILINE)
     arguments = re.search(r"^\\\* Arguments: (.*)$", text, re.MULTILINE)
@@ -33,7 +33,7 @@ def test_the_configuration_holds_or_fails_as_it_says(name: str, tmp_path: Path) 
 
 
 def test_the_counterexamples_are_all_there() -> None:
-    """What must be refuted, so that a check that cannot fail is noticed."""
+    """The refutations that are expected, so that a check that cannot fail is noticed."""
     must_fail = {name for name in CONFIGS if "Must fail:" in (TLA / f"{name}.cfg").read_text()}
     assert must_fail >= {
         "idle_uses_slot", "shared_communicator", "close_on_first_dry", "no_failure_agreement", "release_early", "no_urge",

@@ -1,4 +1,4 @@
-"""The TLA+ model and the code, walked through within the same bounds, have the same states and the same transitions."""
+"""The TLA+ model and the code, explored within the same bounds, have the same states and the same transitions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIGS = sorted(path.stem for path in TLA.glob("graph_*.cfg"))
 
 
 def _read_bounds(path: Path) -> Bounds:
-    """The bounds of a configuration, for the explorer: samples of length 1, and a budget of what fits a group."""
+    """Returns the bounds of a configuration for the explorer: samples of length 1, and a budget of a group's size."""
     text = path.read_text()
     value = dict(re.findall(r"^    (\w+) (?:=|<-) (.*)$", text, re.MULTILINE))
     sizes = [int(size) for size in value["Shard"].split("_")[1:]]
@@ -57,7 +57,7 @@ def _read_bounds(path: Path) -> Bounds:
 
 
 def _walk_code(bounds: Bounds) -> tuple[int, set[Label], set[Edge]]:
-    """How many different worlds there are, and their labels and transitions."""
+    """Returns the number of different worlds, and their labels and transitions."""
     space = Space(bounds)
     config = bounds.compute_config(0)
     labels = {(world := space.begin()): label_world(space, config, world)}
@@ -71,8 +71,8 @@ def _walk_code(bounds: Bounds) -> tuple[int, set[Label], set[Edge]]:
                 labels[after] = label_world(space, config, after)
                 todo.append(after)
             edges.add((labels[world], decode(code).act.name, labels[after]))
-    # A space numbers answers by what was posted, so that equal answers may have two numbers: they are one world here.
-    # Nor does it matter since when a budget is in force, or when a loader was lost: only the explorer's own checks remember.
+    # A space numbers answers by what was posted, so equal answers may have two numbers. Here they are one world. Likewise, only
+    # the explorer's own checks remember since when a budget is in force, or when a loader was lost.
     worlds = {
         (
             space.get_answer(w),
@@ -101,7 +101,7 @@ def test_the_model_and_the_code_have_the_same_graph(name: str, tmp_path: Path) -
     """Checks: FREE, TERM, ALIGN, CONSERVE."""
     model_nodes, model_edges = _walk_model(TLA / f"{name}.cfg", tmp_path)
     code_worlds, code_nodes, code_edges = _walk_code(_read_bounds(TLA / f"{name}.cfg"))
-    # Labels name states: no two states of one side share one.
+    # Labels identify states: no two states of one side share one.
     assert len(set(model_nodes)) == len(model_nodes)
     assert len(code_nodes) == code_worlds
     assert set(model_nodes) == code_nodes

@@ -33,7 +33,7 @@ CASES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
 
 
 def _record(path: Path, name: str, seed: int) -> Path:
-    """A run of real machines under a random schedule, in the order in which things happened."""
+    """Records a run of real machines under a random schedule, in the order of events."""
     config, options = CASES[name]
     world = World(make_config(order=StepOrder.FULLEST, **config), make_shards(SHARDS), seed=seed, **options)  # type: ignore[arg-type]
     with TraceWriter(path, world.nodes[0].machine.config, driver="test") as writer:
@@ -60,7 +60,7 @@ def test_a_run_of_the_core_is_a_behaviour_of_the_model(name: str, tmp_path: Path
     path = _record(tmp_path / "t.ndjson", name, seed=len(name))
     result = _check([path], tmp_path)
     assert result.error == "", result.output[-3000:]
-    assert result.states == sum(1 for _ in path.open())  # one state a line, and one before it, less the header
+    assert result.states == sum(1 for _ in path.open())  # one state for each line and one before it, without the header
 
 
 @pytest.mark.deep
@@ -78,7 +78,7 @@ def test_a_simulated_run_on_real_lengths_is_a_behaviour_of_the_model(tmp_path: P
 
 
 def test_a_budget_that_a_rank_was_not_told_of_is_refused(tmp_path: Path) -> None:
-    """Spec: R15.2. What it offers is what it accepts."""
+    """Spec: R15.2. A rank offers what it accepts."""
     header, records = read_records([_record(tmp_path / "t.ndjson", "budgets", seed=7)])
     told = [i for i, record in enumerate(records) if record.event and record.event["kind"] == "budget_accepted"]
     assert told
@@ -88,7 +88,7 @@ def test_a_budget_that_a_rank_was_not_told_of_is_refused(tmp_path: Path) -> None
 
 
 def test_files_of_one_rank_each_are_merged(tmp_path: Path) -> None:
-    """The order within a rank is kept; every answer comes after all posts."""
+    """The order within a rank is kept, and every answer comes after all posts."""
     header, records = read_records([_record(tmp_path / "t.ndjson", "join", seed=1)])
     by_rank = [record for rank in range(header.world_size) for record in records if record.rank == rank]
     merged = merge(header.world_size, by_rank)
@@ -100,7 +100,7 @@ def test_files_of_one_rank_each_are_merged(tmp_path: Path) -> None:
 
 
 def _find(records: list[Record], kind: str) -> int:
-    """The place of the last record with an effect or event of that kind."""
+    """Returns the place of the last record with an effect or event of that kind."""
     return max(
         i
         for i, record in enumerate(records)
@@ -109,7 +109,7 @@ def _find(records: list[Record], kind: str) -> int:
 
 
 def _count_samples(record: Record) -> int:
-    """Returns how many samples the first step has that the record says to collate; 0 where it says nothing of the kind."""
+    """Returns the number of samples in the first step that the record collates, or 0 if it collates none."""
     steps = record.effects[0].get("steps", []) if record.effects else []
     return len(steps[0]["positions"]) if steps else 0  # type: ignore[index, arg-type, call-overload]
 
@@ -120,7 +120,7 @@ def _change(record: Record, kind: str, field: str, value: object) -> Record:
 
 
 def _offer_otherwise(record: Record, emit: Callable[[int], int]) -> Record:
-    """Another number of groups to emit, in what a rank that reads on offers and in what is agreed on."""
+    """Changes the number of groups to emit in the offer of a rank that reads on, and in the agreement."""
 
     def change(item: dict[str, object]) -> dict[str, object]:
         return (

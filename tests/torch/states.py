@@ -1,4 +1,4 @@
-"""Saved states, changed."""
+"""Changes saved states."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from odb_ref.torch.plan.seal import seal
 
 
 def change(state: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """The state with other fields, and a seal that fits: as if it had been saved so."""
+    """Returns the state with other fields, and a matching seal, as if it had been saved so."""
     return seal({name: value for name, value in state.items() if name != "checksums"} | fields)

@@ -1,4 +1,4 @@
-"""What works with a plain DataLoader works here, or says what to pass."""
+"""What works with a plain DataLoader works here too, or an error says what to pass."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Pair(NamedTuple):
 
 
 class Batch(UserDict[str, Any]):
-    """A mapping with more to it than its items, as a BatchEncoding has."""
+    """A mapping with more than its items, such as a BatchEncoding."""
 
     encodings = "kept"
 
@@ -72,7 +72,7 @@ def test_without_an_accelerator_nothing_is_pinned_and_that_is_said(num_workers: 
 
 
 class Rows(Dataset[Any]):
-    """Rows of a table, read by a connection made here: SQLite lets no other thread use it."""
+    """Rows of a table, read over a connection made here. SQLite lets no other thread use it."""
 
     def __init__(self, path: Path) -> None:
         self.table = sqlite3.connect(path)
@@ -153,7 +153,7 @@ class Keyed(Dataset[Any]):
 
 
 class OpenedLate(Numbers):
-    """What each worker opens for itself."""
+    """Opens something for each worker separately."""
 
     def __getitem__(self, index: int) -> Any:
         assert get_worker_info() is not None, "no file is open"

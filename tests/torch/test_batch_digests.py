@@ -1,8 +1,8 @@
-"""Batches of fifty settings, byte for byte as they have always been. Checks: REPLAY.
+"""Batches of fifty settings stay the same, byte for byte. Checks: REPLAY.
 
-A setting is a function of its seed. ``batch_digests.json`` keeps, by seed, a digest for each rank of all that its trainer was
-given, and one of what its trace says was decided. A change that is to leave every batch as it was leaves that file alone. One
-that is not writes it anew, and says so: ``python -m tests.torch.test_batch_digests``.
+A setting is a function of its seed. ``batch_digests.json`` has, by seed, a digest for each rank of everything that its trainer
+received, and a digest of the decisions in its trace. A change that must not affect batches must leave that file alone. One that
+does must rewrite it: ``python -m tests.torch.test_batch_digests``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def shrink(step: int, current: int) -> int:
 
 
 def make_setting(seed: int) -> dict[str, Any]:
-    """What is drawn, by name: ``options`` are the loader's, the rest is the test's."""
+    """Returns what the seed draws, by name: ``options`` are the loader's, the rest is the test's."""
     choose = random.Random(seed)
     layout = choose.choice(["padded", "packed"])
     shard = SHARDS[seed % len(SHARDS)]
@@ -107,7 +107,7 @@ def make_setting(seed: int) -> dict[str, Any]:
         "shard": shard,
         "counts": [choose.choice([0, 7, 23, 40]) + 20 * (rank == 0) for rank in range(4)],
         "bad": bad,
-        # A rank that skips steps does not know where the others would stop.
+        # A rank that skips steps does not know where the other ranks would stop.
         "resume_at": None if options["on_idle"] == "skip" else choose.choice([None, 2, 5]),
         "options": options,
     }
@@ -132,7 +132,7 @@ def make_loader(setting: dict[str, Any], rank: int, **more: Any) -> Any:
 
 
 def describe(batch: Any) -> Any:
-    """A batch as JSON, a tensor with its type and its bytes."""
+    """Returns a batch for JSON, with the type and the bytes of each tensor."""
     if isinstance(batch, torch.Tensor):
         return [str(batch.dtype), list(batch.shape), batch.contiguous().numpy().tobytes().hex()]
     return {name: describe(value) for name, value in batch.items()} if isinstance(batch, dict) else batch
@@ -140,7 +140,7 @@ def describe(batch: Any) -> Any:
 
 def describe_step(batch: Any, info: Any) -> Any:
     counted = ("samples", "tokens", "supervised", "costs")
-    # Those of a window are names from when the digests were taken.
+    # The names of window fields are those in use when the digests were made.
     names = [
         "step", "round", "epoch", "loss_scale", "is_idle", "is_last", "is_window_end", "window_supervised",
         "padded_tokens", "emitted_samples", "progress", "world_size",
@@ -150,8 +150,8 @@ def describe_step(batch: Any, info: Any) -> Any:
 
 
 def describe_trace(path: Path) -> Iterator[Any]:
-    """What was decided, in order: the steps that were taken, with their round, samples and counts. Not when, nor what else came
-    before; nor how far a rank had planned when its consumer left, which is a matter of time.
+    """Yields the decisions in order: the steps taken, with round, samples and counts. It leaves out times, earlier events, and
+    how far a rank had planned when its consumer left, because that depends on time.
     """
     records = [json.loads(line) for line in path.read_text().splitlines()[1:]]
     taken = sum((record["event"] or {}).get("kind") == "step_taken" for record in records)
@@ -166,7 +166,7 @@ def compute_digest(found: Any) -> str:
 
 
 def read(rank: int, setting: dict[str, Any], folder: Path) -> list[Any]:
-    """All that this rank is given in two epochs, the first of which may be saved and resumed."""
+    """Returns everything that this rank receives in two epochs. The first may be saved and resumed."""
     steps: list[Any] = []
     trace = {"trace": folder / "trace-{rank}-{epoch}"}
     loader = make_loader(setting, rank, **trace)
@@ -189,7 +189,7 @@ def read(rank: int, setting: dict[str, Any], folder: Path) -> list[Any]:
 
 
 def read_all(rank: int, seeds: list[int], folder: str) -> dict[str, list[Any]]:
-    """By seed: how many steps this rank was given, their digest, and that of its traces."""
+    """Returns by seed the number of this rank's steps, their digest, and that of its traces."""
     found = {}
     for seed in seeds:
         place = Path(folder) / str(seed)
@@ -201,7 +201,7 @@ def read_all(rank: int, seeds: list[int], folder: str) -> dict[str, list[Any]]:
 
 
 def compute_digests(world_size: int, seeds: list[int]) -> dict[str, Any]:
-    """By seed, what each rank's `read_all` says of it. One set of processes reads them all."""
+    """Returns by seed the result of each rank's `read_all`. One set of processes reads all seeds."""
     with tempfile.TemporaryDirectory() as folder:
         results = run_ranks(world_size, read_all, seeds, folder, timeout_s=200)
     assert not any(result.error or result.is_gone for result in results), results
@@ -217,7 +217,7 @@ def list_seeds(world_size: int) -> list[int]:
     ("world_size", "part"),
     [
         (2, slice(5)),
-        # Of these a slice has the first and the last.
+        # A slice runs the first and the last of these.
         *(pytest.param(world_size, slice(None), marks=pytest.mark.slow) for world_size in (4, 1, 3)),
         pytest.param(2, slice(5, None), marks=pytest.mark.slow),
     ],
@@ -232,7 +232,7 @@ def test_batches_are_what_they_were(world_size: int, part: slice) -> None:
 
 
 def test_the_settings_hold_every_choice() -> None:
-    """Or the digests would say nothing of what is left out."""
+    """Otherwise the digests would not cover what is left out."""
     settings = [make_setting(seed) for seed in SEEDS]
     assert {setting["world_size"] for setting in settings} == set(WORLDS)
     assert {setting["shard"] for setting in settings} == set(SHARDS)
@@ -257,7 +257,7 @@ def test_the_settings_hold_every_choice() -> None:
 
 
 def write() -> None:
-    """Writes the digests anew, a line for each seed."""
+    """Rewrites the digests, with a line for each seed."""
     found: dict[str, Any] = {}
     for world_size in WORLDS:
         found |= compute_digests(world_size, list_seeds(world_size))

@@ -1,4 +1,4 @@
-"""Budgets that change: the same step on every rank, whichever rank says so, with any number of workers. Spec: R15."""
+"""Budgets that change do so at the same step on every rank, whichever rank asks, with any number of workers. Spec: R15."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _make_loader(count: int = 240, **options: Any) -> ODBDataLoader:
 
 
 def _read(loader: ODBDataLoader, lower_at: int | None = None) -> list[tuple[int, int, list[int]]]:
-    """Round, padded tokens and samples of each step; accepts less after step ``lower_at``."""
+    """Returns round, padded tokens and samples of each step. Accepts less after step ``lower_at``."""
     found = []
     for batch, info in loader.steps():
         numbers = [] if info.is_idle else batch["numbers"]
@@ -49,11 +49,11 @@ def test_one_rank_lowers_the_budget_and_all_follow_at_the_same_step(workers: int
     assert all(steps), results
     assert len(steps[0]) == len(steps[1])
     assert sorted(number for own in steps for _, _, numbers in own for number in numbers) == list(range(240))
-    # The last round with a batch of more than the new budget: the same on both ranks, or one of them had none by chance.
+    # The last round with a batch over the new budget is the same on both ranks, unless one of them has none by chance.
     last = [max((round_ for round_, tokens, _ in own if tokens > LESS), default=-1) for own in steps]
     assert all(tokens > LESS for own in steps for round_, tokens, _ in own[:1] if tokens)
     lowered_in = steps[1][4][0]
-    assert max(last) <= lowered_in + 3  # taken in one round, offered in one of the next two, in force after that
+    assert max(last) <= lowered_in + 3  # accepted in one round, offered in one of the next two, in force after that
     assert max(last) < steps[0][-1][0] - 2
     verdict = check_traces(sorted(tmp_path.glob("*.ndjson")))
     assert verdict.is_ok, verdict
@@ -98,7 +98,7 @@ def test_an_epoch_under_a_schedule_is_resumed_with_the_same_batches(updates: int
 
 
 def test_a_lowered_budget_holds_in_the_update_behind_the_one_that_was_saved() -> None:
-    """Spec: R15.5, R16.6. Checks: RESUME. Other ranks too begin under what was accepted."""
+    """Spec: R15.5, R16.6. Checks: RESUME. Other numbers of ranks also begin with the accepted budget."""
     found = [value[0] for value in get_values(run_ranks(2, _lower_and_save))]
     states = [state for state, _ in found]
     for ranks, given in ((2, states), (2, states[1:]), (1, states), (3, states[1:])):
@@ -109,7 +109,7 @@ def test_a_lowered_budget_holds_in_the_update_behind_the_one_that_was_saved() ->
 
 
 def _lower_and_save(rank: int) -> list[tuple[Any, list[tuple[int, int, list[int]]]]]:
-    """The states at the ends of updates once all that follows is formed under less, each with the steps behind it."""
+    """Returns the states at the ends of updates once all later steps use the lower budget, each with the steps after it."""
     states = []
     with _make_loader(update_samples=24) as loader:
         for batch, info in loader.steps():
@@ -142,7 +142,7 @@ def _say_less(step: int, current: int) -> int:
 
 
 def test_metrics_go_by_the_budget_in_force() -> None:
-    """Spec: R15.1. A loader whose schedule says 40 has filled its batches as one whose largest budget is 40."""
+    """Spec: R15.1. A loader whose schedule returns 40 fills its batches like one with a largest budget of 40."""
     found = []
     for options in ({"token_budget": LESS}, {"budget_schedule": _say_less}):
         with _make_loader(**options) as loader:

@@ -1,4 +1,4 @@
-"""What docs/howto/budgets.md shows, run block by block. Spec: R15."""
+"""The blocks of docs/howto/budgets.md, run one by one. Spec: R15."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
 
 
 class Page:
-    """The page's blocks by a text that stands in them, each run after those that are named before."""
+    """The page's blocks, found by a text in them. Each runs after those it names."""
 
     def __init__(self) -> None:
         self.names: dict[str, Any] = {
@@ -58,7 +58,7 @@ class Page:
 
 
 def read(loader: ODBDataLoader[Any, Any]) -> dict[int, list[tuple[int, int, list[int]]]]:
-    """By round, of each step its number of samples, its padded tokens, and its samples."""
+    """Returns by round, for each step, its number of samples, its padded tokens, and its samples."""
     found = defaultdict(list)
     with loader:
         for batch, info in loader.steps():
@@ -73,7 +73,7 @@ def compute_most(steps: list[tuple[int, int, list[int]]]) -> int:
 
 
 def test_there_is_a_test_for_every_block_of_the_page() -> None:
-    assert len(Page().blocks) == 8  # the Trainer's is that of tests/integrations/test_hf_budget.py
+    assert len(Page().blocks) == 8  # tests/integrations/test_hf_budget.py covers the Trainer's
 
 
 def test_the_budget_grows_by_the_step() -> None:
@@ -84,7 +84,7 @@ def test_the_budget_grows_by_the_step() -> None:
     assert max(map(compute_most, rounds.values())) > 8_000
     planned = 0
     for number, steps in sorted(rounds.items()):
-        # The answer for round k + 1 is given when round k begins.
+        # The budget for round k + 1 is asked for when round k begins.
         if number:
             assert compute_most(steps) <= page.names["grow"](planned, 0)
             planned += len(rounds[number - 1])
@@ -143,14 +143,14 @@ def test_a_number_of_samples_is_bounded_beside_the_tokens() -> None:
 def test_a_batch_size_grows_by_the_step(capsys: pytest.CaptureFixture[str]) -> None:
     """Spec: R15.1, R15.4. Checks: BUDGET."""
     page = Page()
-    page.run("limits=(32,)").close()  # it defines what counts samples
+    page.run("limits=(32,)").close()  # it defines the function that counts samples
     loader = page.run("def grow_size")
     rounds = read(loader)
     planned = 0
     for number, steps in sorted(rounds.items()):
         size = page.names["grow_size"](planned, 0) // LONGEST
         sizes = [count for count, _, _ in steps]
-        # All but what is left over of a window, and of the end, are of this very size.
+        # All batches have exactly this size, except those left over at the end of a window or of the data.
         assert max(sizes) <= size
         if number < max(rounds):
             assert sizes.count(size) >= len(sizes) - 2
@@ -166,7 +166,7 @@ def test_a_batch_size_grows_by_the_step(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_the_last_batch_is_included_however_short(mode: Mode) -> None:
-    """Checks: COVER, QUOTA. On one rank nothing is left over where it ends, in either mode."""
+    """Checks: COVER, QUOTA. On one rank nothing is left over at the end, in either mode."""
     with ODBDataLoader(
         Texts(), token_budget=65_536, collate_fn=collate, batching=Batching(window=64), protocol=Protocol(mode=mode)
     ) as loader:

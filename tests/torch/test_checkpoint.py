@@ -1,4 +1,4 @@
-"""`JobState`: saved with a model's checkpoint, by one of several ranks, and resumed by any number."""
+"""`JobState`, saved with a model's checkpoint by one of several ranks, and resumed on any number of ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_loader(**options: Any) -> ODBDataLoader:
 
 
 def save(rank: int, folder: Path, steps: int) -> tuple[list[Any], list[Any], list[Any]]:
-    """What is read before the checkpoint and after it, from what is handed over and from what is loaded."""
+    """Returns what is read before the checkpoint, and after it from the handed-over and from the loaded state."""
     model = nn.Linear(3, 2)
     with make_loader() as loader:
         before = read(loader, steps)

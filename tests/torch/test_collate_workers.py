@@ -50,7 +50,7 @@ def read(**options: Any) -> list[Any]:
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is, it shows that one process does not keep up."""
+    """Makes one process count as too slow, however busy the machine is."""
     monkeypatch.setattr(collate_workers, "SLOW_S", 0.0)
     monkeypatch.setattr(collate_workers, "SLOW_TIMES", 1)
 
@@ -80,7 +80,7 @@ def test_a_worker_init_fn_is_called_where_there_is_a_worker() -> None:
 
 
 def test_a_quick_collate_fn_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collate_workers, "SLOW_S", 10.0)  # a quick one may wait for a processor for some time
+    monkeypatch.setattr(collate_workers, "SLOW_S", 10.0)  # even a fast one may wait for a processor for some time
 
     def make(samples: list[Any]) -> int:
         return os.getpid()
@@ -93,7 +93,7 @@ def test_a_quick_collate_fn_runs_in_one_process(monkeypatch: pytest.MonkeyPatch)
 def test_processes_that_end_together_do_not_hide_that_they_are_too_few(
     waits: str, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where three began together, one is waited for long, and two are there by then."""
+    """If three began together, the first is waited for long, and by then the other two are there."""
     workers = CollateWorkers(str, 4, context="fork")  # type: ignore[arg-type]
     busy = SimpleNamespace(steps=(0, 1), link=None)
     workers._workers, workers._is_warm = [busy], True  # type: ignore[list-item]
@@ -106,7 +106,7 @@ def test_processes_that_end_together_do_not_hide_that_they_are_too_few(
 
 
 class OpensOnce:
-    """Opens a file when it is first called, as a connection to a server is."""
+    """Opens a file when it is first called, like a connection to a server."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -133,7 +133,7 @@ FATAL = 80
 
 
 class FailsLate:
-    """Collates slowly, and fails at one sample, in whatever way it is told to."""
+    """Collates slowly, and fails at one sample in a given way."""
 
     def __init__(self, fail: Callable[[], None]) -> None:
         self.fail = fail
@@ -172,7 +172,7 @@ def test_a_failure_of_one_of_them_is_a_failure_of_the_rank(fail: Callable[[], No
     with ODBDataLoader(Numbers(0, FATAL + 20), **nested(**options)) as loader:
         with pytest.raises(JobError, match=cause):
             list(loader)
-        with pytest.raises(JobError, match=cause):  # and again: what is left of the epoch before does not disturb
+        with pytest.raises(JobError, match=cause):  # twice, because remains of the previous epoch must not disturb
             list(loader)
     assert not multiprocessing.active_children()
 
@@ -187,7 +187,7 @@ def test_an_early_end_leaves_no_batch_for_the_next_epoch() -> None:
 
 
 def test_what_an_earlier_epoch_has_left_under_way_is_not_taken_for_a_batch_of_this_one() -> None:
-    """A thread that was slow to end may have begun it after its epoch was over: found by the soak."""
+    """The soak found this: a thread that was slow to end may have begun it after its epoch was over."""
 
     class Listener(SampleListener):
         def on_batch(self, number: int, batch: object) -> None:
@@ -206,7 +206,7 @@ def test_what_an_earlier_epoch_has_left_under_way_is_not_taken_for_a_batch_of_th
 
 
 def start_all(workers: CollateWorkers) -> None:
-    """Starts them, and waits until each has made a batch."""
+    """Starts the workers, and waits until each has made a batch."""
     while len(workers.processes) < workers._count:
         workers._start()
         workers.begin(0, CollateTask(0, (pack("trial"),), None))
@@ -368,7 +368,7 @@ def test_one_that_dies_with_two_batches_in_hand_is_told_of_at_the_one_that_it_ma
 
 
 def test_one_that_dies_and_leaves_a_child_behind_is_told_of_too() -> None:
-    """The child holds its end of what joins them."""
+    """The child holds its end of their connection."""
     left = multiprocessing.Value("i", 0)
 
     def make(samples: list[object]) -> object:
@@ -399,7 +399,7 @@ def test_one_that_was_killed_is_told_of_when_what_it_had_sent_is_received() -> N
         start_all(workers)
         for step in (10, 11):
             workers.begin(step, CollateTask(0, (pack(step),), None))
-        time.sleep(0.5)  # both have sent theirs
+        time.sleep(0.5)  # both have sent their batches
         for process in workers.processes:
             process.kill()
             process.join()
@@ -444,7 +444,7 @@ def test_samples_and_batches_that_fill_what_joins_two_processes_do_not_wait_for_
 
 
 class BreaksElsewhere:
-    """A part of a sample that can be read where it was made, and not where it is collated."""
+    """A part of a sample that can be read where it was made, but not where it is collated."""
 
     def __reduce__(self) -> Any:
         return fail_plainly, ()

@@ -1,4 +1,4 @@
-"""No sample is lost without a word: what a data set or a function must not answer is an error on every rank."""
+"""No sample is lost silently. An answer that a data set or a function must not give is an error on every rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNT = 40
 
 
 class AtOnce(Numbers):
-    """Reads several samples at once, and answers ``surplus`` samples too many or too few for one of the calls."""
+    """Reads several samples at once, and returns ``surplus`` samples too many or too few in one of the calls."""
 
     def __init__(self, surplus: int) -> None:
         super().__init__(0, COUNT)
@@ -34,14 +34,14 @@ class AtOnce(Numbers):
 
 
 class StoppingAtOnce(AtOnce):
-    """Ends where it should answer several samples."""
+    """Stops where it should return several samples."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         return [next(iter([])) for _ in indices]
 
 
 class StoppingStream(Stream):
-    """Ends before it begins."""
+    """Stops before it begins."""
 
     def __iter__(self) -> Iterator[Any]:
         raise StopIteration
@@ -114,7 +114,7 @@ def test_several_at_once_are_read_once_each() -> None:
 
 
 class OneShot(Sampler[int]):
-    """Lists something in its first epoch only."""
+    """Lists samples in its first epoch only."""
 
     def __init__(self) -> None:
         self.keys = list(range(COUNT))
@@ -128,7 +128,7 @@ class OneShot(Sampler[int]):
 
 
 class Endless(Sampler[int]):
-    """Samples with replacement, and says how long an epoch is meant to be."""
+    """Samples with replacement, and states how long an epoch should be."""
 
     def __iter__(self) -> Iterator[int]:
         return cycle(range(COUNT))
@@ -186,7 +186,7 @@ def read_pipe(rank: int, num_workers: int) -> list[int]:
 
 
 def test_a_data_pipe_on_several_ranks_is_read_here_or_refused() -> None:
-    """With workers a DataLoader makes a process group, in another process each epoch: late ranks met in none."""
+    """With workers, a DataLoader made a process group in another process each epoch, and late ranks joined none."""
     here, elsewhere = run_each(2, read_pipe, [(0,), (1,)])
     assert get_values(here) == [sorted(2 * [*range(rank * COUNT, rank * COUNT + COUNT)]) for rank in range(2)]
     assert ["an IterDataPipe on several ranks needs num_workers=0" in result.text for result in elsewhere] == [
@@ -213,7 +213,7 @@ def test_workers_that_all_yield_the_same_are_warned_of(num_workers: int, is_told
 
 
 def read_stream(rank: int, is_divided: bool) -> list[str]:
-    """What a rank is warned of that reads its half of 400 samples, or the same 200 as the other one."""
+    """Returns the warnings of a rank that reads its half of 400 samples, or the same 200 as the other one."""
     data = Stream(200 * rank if is_divided else 0, 200)
     with ODBDataLoader(data, **nested(**SETTINGS)) as loader, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

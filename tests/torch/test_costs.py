@@ -95,7 +95,7 @@ def test_no_batch_of_several_samples_exceeds_the_patches(num_workers: int) -> No
 
 
 def count_two(sample: dict[str, Any]) -> list[int]:
-    """As a cost_fn might: one amount from a tensor, one plain."""
+    """Counts as a cost_fn might, with one amount as a tensor and one as an int."""
     return [torch.tensor(sample["number"] % 5), compute_patches(sample["number"])]
 
 
@@ -103,7 +103,7 @@ Used = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def read(rank: int, options: dict[str, Any]) -> tuple[list[list[int]], int, Used]:
-    """Batches, a sum, and of each step what it uses here and on all ranks."""
+    """Returns the batches, a sum, and what each step uses on this rank and on all ranks."""
     settings = SETTINGS | {"cost_fn": count_two, "limits": (9, 60), "shuffle": True} | options
     rows, used = [], []
     with ODBDataLoader(Pictures(0, COUNT), **nested(**settings)) as loader:

@@ -33,7 +33,7 @@ def save_with(world_size: int, options: dict[str, Any], base: list[Any]) -> list
 
 
 def walk(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths of all that a state holds."""
+    """Yields the paths of everything in a state."""
     if path:
         yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -42,7 +42,7 @@ def walk(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def damage(state: Any, path: tuple[Any, ...]) -> Iterator[Any]:
-    """The same state with another value there, without it, or with one more beside it."""
+    """Yields the state with another value at the path, without it, and with one more beside it."""
 
     def change(act: Any) -> Any:
         damaged = copy.deepcopy(state)
@@ -63,7 +63,7 @@ def damage(state: Any, path: tuple[Any, ...]) -> Iterator[Any]:
         else []
     )
     for value in [*VALUES, *others]:
-        if (type(value) is not type(old) or value != old) and not (value == (0,) and old == [0]):  # not damaged
+        if (type(value) is not type(old) or value != old) and not (value == (0,) and old == [0]):  # else undamaged
             yield change(lambda holder, key, value=value: holder.__setitem__(key, value))
     yield change(lambda holder, key: holder.__delitem__(key))
     if isinstance(old, list) and len(old) > 1 and old != old[::-1]:
@@ -76,7 +76,7 @@ def damage(state: Any, path: tuple[Any, ...]) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def states() -> list[Any]:
-    """States of one rank, of shared shards, of an epoch that other ranks continue, and of one of updates."""
+    """Returns states of one rank, of shared shards, of an epoch that other ranks continue, and of one with updates."""
     first = save_with(2, {}, [])
     return [
         save_with(1, {}, [])[0],
@@ -101,7 +101,7 @@ def test_a_damaged_state_is_refused_and_the_field_is_named(states: list[Any]) ->
                 with pytest.raises(UsageError, match=name):
                     loader.load_state_dict(state | {name: 0})
         assert count > 2000
-        assert len(read(loader, 2)) == 2  # and nothing of it has stuck
+        assert len(read(loader, 2)) == 2  # and nothing of it has remained
         loader.load_state_dict(states[0])
         assert read(loader)
 

@@ -1,4 +1,4 @@
-"""Where the system is not Linux, or shows less of itself, loaders work with what there is, or say what they need."""
+"""If the system is not Linux, or shows less of itself, loaders work with what exists, or report what they need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.torch.test_stuck import SETTINGS, check_blamed, read_raising
 
 
 class Images(Numbers):
-    """Samples with a large tensor each."""
+    """Samples that each have a large tensor."""
 
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index) | {"image": torch.full((LARGE_BYTES,), index, dtype=torch.uint8)}
@@ -42,7 +42,7 @@ def read_images(rank: int, num_workers: int) -> list[int]:
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, what: str, tmp_path: Path) -> None:
-    """Makes the system one without it."""
+    """Removes a facility from the system."""
     match what:
         case "files of memory":
             monkeypatch.delattr(os, "memfd_create")

@@ -1,4 +1,4 @@
-"""The examples run as their first lines say, and do what they say."""
+"""The examples run as their first lines say, and do what they promise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_ddp_over_uneven_shards_trains_on_every_sample_once(tmp_path: Path) -> N
 
 
 def test_a_rank_without_an_image_runs_the_vision_tower_too(tmp_path: Path) -> None:
-    """Spec: R4.5. The tower is sharded: who called it alone would wait for ever."""
+    """Spec: R4.5. The tower is sharded, so a rank that calls it alone would wait for ever."""
     out = run_example(tmp_path, "train_images.py", ranks=2)
     assert "51 samples trained on, each exactly once: True" in out
     steps, runs, dummies = zip(
@@ -45,7 +45,7 @@ def test_a_rank_without_an_image_runs_the_vision_tower_too(tmp_path: Path) -> No
 
 
 def test_evaluation_over_uneven_shards_equals_that_of_one_process(tmp_path: Path) -> None:
-    """Checks: COVER, ALIGN. The same figures, to the last digits, and the same samples."""
+    """Checks: COVER, ALIGN. The figures are the same to the last digits, and so are the samples."""
     figures = []
     for shards in (["40", "13", "13", "1"], ["67"]):
         first, second = run_example(tmp_path, "evaluate_ddp.py", "--shards", *shards, ranks=len(shards)).splitlines()
@@ -81,7 +81,7 @@ def test_training_from_memory_goes_in_halves_and_trains_on_every_sample_once(tmp
 
 
 def test_a_policy_of_two_ranks_has_the_gradient_of_one_process(tmp_path: Path) -> None:
-    """Spec: R13.1, R13.9. Checks: WEIGHT. GRPO with verl's call and ours behind it: one rank has too few answers."""
+    """Spec: R13.1, R13.9. Checks: WEIGHT. GRPO calls verl's function, implemented by ours. One rank has too few answers."""
     out = run_example(tmp_path, "train_grpo.py", "--check", "--steps", "3", ranks=2)
     found = re.findall(r"(\d+) micro-batches, (\d+) idle, gradient of ([\d.]+), differs by ([\d.e-]+)", out)
     assert len(found) == 3

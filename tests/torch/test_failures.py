@@ -1,4 +1,4 @@
-"""Real processes over gloo, something goes wrong on one: every surviving rank says the same, in time, and nothing hangs."""
+"""Real processes over gloo. If one fails, every surviving rank reports the same error in time, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = [40, 30, 20]
 
 
 def check_same(results: list[Result], rank: int | None, cause: str) -> None:
-    """All results are the one error, and name the rank and the cause."""
+    """Checks that all results are the same error, naming the rank and the cause."""
     assert {result.error for result in results} == {"JobError"}, results
     assert {result.rank for result in results} == {rank}, results
     assert len({result.text for result in results}) == 1, results
@@ -35,12 +35,12 @@ def check_same(results: list[Result], rank: int | None, cause: str) -> None:
 
 
 def synchronize() -> None:
-    """What a training step does: no rank gets out before all are in."""
+    """Synchronizes as a training step does: no rank continues before all have arrived."""
     dist.all_reduce(torch.zeros(1))
 
 
 def check_traced(folder: Path) -> None:
-    """The traces of an epoch that has ended early pass the checker."""
+    """Checks that the traces of an epoch that ended early pass the checker."""
     (job,) = check_traces(sorted(folder.glob("*.ndjson"))).jobs
     assert not job.violations
 
@@ -92,7 +92,7 @@ def test_a_failure_on_one_rank_is_the_same_error_on_all_before_any_waits(tmp_pat
 
 
 def read_long(rank: int) -> list[int]:
-    """The samples of each step, on one rank with one that is far over the budget."""
+    """Returns the samples of each step. One rank has a sample far over the budget."""
     dataset = Numbers(0, SIZES[rank], bad=15 if rank == 1 else None, fault="long")
     with ODBDataLoader(dataset, **nested(num_workers=2, **SETTINGS)) as loader:
         return [0 if info.is_idle else len(batch["numbers"]) for batch, info in loader.steps()]
@@ -105,7 +105,7 @@ def test_a_sample_over_the_budget_on_one_rank_fails_none() -> None:
 
 
 def fail_and_go_on(rank: int) -> tuple[str, int]:
-    """An epoch in which the shortest sample of rank 1 cannot be collated, and one without it."""
+    """Runs an epoch in which the shortest sample of rank 1 cannot be collated, and one without it."""
     mood = {"is_bad": True}
 
     class Moody(Numbers):
@@ -134,20 +134,20 @@ def fail_and_go_on(rank: int) -> tuple[str, int]:
 
 
 def test_what_failed_in_one_epoch_is_not_replayed_in_the_idle_steps_of_the_next() -> None:
-    """Found by the soak, seed 61449. Spec: R1.3."""
+    """The soak found this with seed 61449. Spec: R1.3."""
     values = get_values(run_ranks(2, fail_and_go_on))
     assert all("cannot be collated" in value[0] for value in values)
     assert values[0][1] == 0 < values[1][1]
 
 
 def test_a_worker_whose_exit_code_another_thread_has_read_has_not_failed() -> None:
-    """Under a fork server a code can be read once: who comes second is told 255. Found by the soak: a worker that had done its
-    part, and was being joined by torch, ended the job.
+    """Under a fork server an exit code can be read once, and the second reader gets 255. The soak found this: a worker that had
+    finished, and was being joined by torch, ended the job.
     """
     context = multiprocessing.get_context("forkserver")
     done, failed = (context.Process(target=os._exit, args=(code,)) for code in (0, 3))
     failed.start()
-    done.start()  # the last: to start one reads the codes of those that have ended
+    done.start()  # last, because starting a process reads the codes of those that have ended
     os.read(done.sentinel, 8)
     failed.join()
     done.join()
@@ -175,13 +175,13 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
     ({"cost": square}, "cost is 'square/"),
     ({"sizes": "even"}, "sizes is 'even', rank 0 has "),
     ({"window_bytes": 9001}, "window_bytes is 9001, rank 0 has "),
-    ({"shard": "auto"}, "shard is 'auto', rank 0 has 'given'"),  # the last two: their loaders are of another kind
+    ({"shard": "auto"}, "shard is 'auto', rank 0 has 'given'"),  # the last two: their loaders differ in kind
     ({"shard": "auto", "seed": 4}, "seed is 4, rank 0 has "),
 ]
 
 
 def read_differently(rank: int) -> list[tuple[int | None, str]]:
-    """What each way in which rank 1 differs is told to be, one after another in the same process group."""
+    """Returns the error for each way in which rank 1 differs, one after another in the same process group."""
     found = []
     for option, _ in DIFFERENT:
         with ODBDataLoader(Numbers(0, SIZES[rank]), **nested(**(SETTINGS | (option if rank == 1 else {})))) as loader:
@@ -218,7 +218,7 @@ def test_a_killed_process_is_named_in_time(tmp_path: Path) -> None:
 
 
 def read_and_lose_the_loader_process(rank: int) -> None:
-    # Far more than a pipe holds is on its way when it happens: nothing that waits for it to be read may stay.
+    # Far more than a pipe holds is on its way at that time. Nothing that waits for it to be read may stay.
     with ODBDataLoader(Numbers(0, 4000), **nested(num_workers=2, prefetch_factor=32, **SETTINGS)) as loader:
         for step, _ in enumerate(loader):
             if rank == 1 and step == 3:
@@ -260,7 +260,7 @@ def read_slowly(rank: int) -> int:
                     time.sleep(1.5)
                 steps += 1
             if rank == 1 and epoch == 0:
-                time.sleep(1.5)  # a checkpoint, say
+                time.sleep(1.5)  # a checkpoint, for example
     return steps
 
 
@@ -270,7 +270,7 @@ def test_a_slow_trainer_is_not_taken_for_a_lost_one() -> None:
 
 
 def leave(rank: int, leaves: dict[int, int], how: str, trace: Path) -> int:
-    """Leaves the loop at the step that ``leaves`` has for the rank; up to the first of these, ranks are in lockstep."""
+    """Leaves the loop at the rank's step in ``leaves``. Until the first of these, ranks are in lockstep."""
     steps = 0
     with ODBDataLoader(Numbers(0, 60), **nested(trace=trace, **SETTINGS)) as loader:
         for _ in loader.steps():
@@ -288,9 +288,9 @@ def leave(rank: int, leaves: dict[int, int], how: str, trace: Path) -> int:
 
 
 def test_all_ranks_may_leave_at_the_same_step_and_one_that_leaves_alone_is_named(tmp_path: Path) -> None:
-    """Traces of those who leave in lockstep pass the checker."""
+    """Traces of ranks that leave in lockstep pass the checker."""
     together = dict.fromkeys(range(3), 4)
-    # In the last, others leave at the next step if they have not heard by then: a trainer's collective would hold them there.
+    # In the last case, the others leave at the next step if they do not know yet. A trainer's collective would hold them there.
     cases = {"break": together, "again": together, "alone": {2: 4}, "raise": {2: 4}, "later": {0: 5, 1: 5, 2: 4}}
     for how in cases:
         (tmp_path / how).mkdir()
@@ -312,7 +312,7 @@ def interrupt(rank: int, culprits: list[int], num_workers: int) -> None:
     with ODBDataLoader(Numbers(0, 2000), **nested(num_workers=num_workers, **SETTINGS)) as loader:
         for step, _ in enumerate(loader):
             if rank in culprits and step == 3:
-                os.killpg(os.getpgrp(), signal.SIGINT)  # as a terminal does: workers are told too
+                os.killpg(os.getpgrp(), signal.SIGINT)  # as a terminal does, which signals workers too
             time.sleep(0.02)
 
 
@@ -321,20 +321,20 @@ def test_control_c_on_any_rank_ends_all() -> None:
     for results in of_one:
         assert results[1].error == "KeyboardInterrupt"
         check_same([results[0], results[2]], 1, "left the loop")
-    # One that has not got its own signal yet may hear of another's first.
+    # A rank that has not received its own signal yet may learn of another's first.
     assert {result.error for result in of_all} <= {"KeyboardInterrupt", "JobError"}, of_all
     assert "KeyboardInterrupt" in {result.error for result in of_all}
     assert max(result.seconds for results in (*of_one, of_all) for result in results) < 5
 
 
 def leave_while_others_wait(rank: int) -> int:
-    """The others are in the trainer's collective when one leaves: their loaders must end all the same."""
+    """The others are in the trainer's collective when one leaves. Their loaders must end nevertheless."""
     with ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS)) as loader:
         for step, _ in enumerate(loader):
             if rank == 0 and step == 3:
                 break
             time.sleep(0.2 if rank else 0)
-        # The loader of rank 0 is closed here; the others learn of it from their next request.
+        # The loader of rank 0 is closed here. The others learn of it at their next request.
     return 0
 
 
@@ -345,7 +345,7 @@ def test_one_that_leaves_and_closes_while_others_are_slow_is_named() -> None:
 
 
 def leave_when_all_is_agreed_on(rank: int, leaver: int | None) -> int:
-    """The epochs that a rank has read whole; all samples fit one window, so nothing is exchanged after the first steps."""
+    """Returns the number of epochs that a rank read completely. All samples fit one window, so nothing is exchanged later."""
     read = 0
     with ODBDataLoader(Numbers(0, 40), **nested(**SETTINGS | {"window": 64})) as loader:
         for _ in range(3):
@@ -364,7 +364,7 @@ def test_one_that_has_left_alone_unheard_is_named_when_the_next_epoch_begins() -
 
 
 def leave_or_stay_inside(rank: int, word: Path) -> bool:
-    """Rank 0 leaves alone, rank 1 is inside a step until rank 2, which asks for steps, knows: whether it came to know."""
+    """Rank 0 leaves alone. Rank 1 stays inside a step until rank 2, which asks for steps, knows. Returns whether it did."""
     with ODBDataLoader(Numbers(100 * rank, 60), **nested(**(SETTINGS | {"timeout_s": 20}))) as loader:
         batches = iter(loader)
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""What ranks gather, and that a job may end right after it."""
+"""What ranks gather, and that a job may end right after gathering."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ LAST = {
     "add up": add_up,
     "average": take_means,
 }
-"""What a script may end with."""
+"""How a script may end."""
 
 
 def end_often(rank: int, last: str) -> int:
-    """The process group and the model over it go right after the collective, as at the end of a script."""
+    """Drops the process group and the model over it right after the collective, as at the end of a script."""
     for _ in range(ENDINGS):
         group = dist.new_group()
         model = DistributedDataParallel(
@@ -61,8 +61,9 @@ def end_often(rank: int, last: str) -> int:
 
 
 ENDINGS = 30
-"""With torch's own `all_gather_object` the first to the fourth never came back, the first to the
-fourteenth with its `all_reduce`."""
+"""With torch's own `all_gather_object` the first to fourth attempt never returned, with its `all_reduce` the first to
+fourteenth.
+"""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Inference over the loader's batches: each sample once, in order, on every rank, whatever does not fit."""
+"""Inference over the loader's batches returns each sample once, in order, on every rank, even if some do not fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def measure(sample: dict[str, Any]) -> int:
 
 
 class Run:
-    """Adds up each sample's tokens, and holds no more than so many samples."""
+    """Adds up each sample's tokens, and fails for more than a number of samples."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -91,7 +91,7 @@ def test_a_run_that_gives_another_number_of_outputs_is_refused() -> None:
     "outputs", [{"scores": torch.ones(9), "tokens": torch.ones(9)}, (torch.ones(9), torch.ones(9))]
 )
 def test_fields_of_a_batch_are_not_taken_for_samples(outputs: Any) -> None:
-    """Two fields, in batches of two samples."""
+    """The batch has two fields and two samples."""
     with pytest.raises(UsageError, match="entries are fields instead of samples"):
         generate(lambda batch: outputs, Numbers(0, 2), token_budget=1000, length_fn=measure, collate_fn=collate)
     with ODBDataLoader(Numbers(0, 2), token_budget=1000, collate_fn=collate) as loader:
@@ -101,7 +101,7 @@ def test_fields_of_a_batch_are_not_taken_for_samples(outputs: Any) -> None:
 
 
 def test_outputs_can_be_trained_on() -> None:
-    """A teacher's, or a reward model's."""
+    """For example those of a teacher or a reward model."""
     (output,) = generate(
         lambda batch: torch.ones(len(batch["numbers"])),
         Numbers(0, 1),

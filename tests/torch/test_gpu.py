@@ -1,5 +1,5 @@
-"""The training program on a GPU, also where memory runs out; and on a CPU, so that a machine without a GPU checks the program
-at least.
+"""The training program on a GPU, also when memory runs out, and on a CPU, so that the program is checked at least on machines
+without a GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.torch.data import Numbers, collate
 from tests.torch.models import check_gradient, compute_loss, compute_union_gradient, get_gradient, make_model
 from tests.torch.ranks import get_values, run_ranks
 
-# Counting devices leaves the driver alone where it can: what this process starts by fork could not use a GPU afterwards.
+# Counting devices does not initialize the driver if it can be avoided. Otherwise forked processes could not use a GPU.
 HAS_GPU = torch.cuda.device_count() > 0
 NEEDS_GPU = pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine")
 ON_GPU = (pytest.mark.gpu, NEEDS_GPU)
@@ -27,9 +27,9 @@ MIB = 2**20
 
 
 def train(rank: int, sizes: list[int], device: str, num_workers: int) -> Any:
-    """By epoch and step: the sample numbers of this rank's batch, and the gradient that DDP made of all ranks' batches."""
+    """Returns by epoch and step this rank's sample numbers, and the gradient that DDP averaged over all ranks' batches."""
     if device == "cuda":
-        torch.cuda.set_device(0)  # all ranks share it
+        torch.cuda.set_device(0)  # all ranks share the GPU
     model = DistributedDataParallel(make_model().to(device))
     options: dict[str, Any] = {"token_budget": 60, "window": 12, "shard": "given", "loss_reduction": "sum"}
     options |= {"num_workers": num_workers, "pin_memory": device == "cuda", "timeout_s": 60}
@@ -57,10 +57,10 @@ def train(rank: int, sizes: list[int], device: str, num_workers: int) -> Any:
     ],
 )
 def test_the_gradient_is_that_of_the_union(device: str, backend: str, sizes: list[int], num_workers: int) -> None:
-    """Checks: WEIGHT, COVER, ALIGN. Pinned batches where there is a GPU; float64, relative error below 1e-9."""
+    """Checks: WEIGHT, COVER, ALIGN. Batches are pinned if there is a GPU; float64, relative error below 1e-9."""
     if backend == "nccl" and not HAS_NCCL:
         pytest.skip("this torch has no NCCL")
-    # Forked processes could not use a GPU that this process has touched.
+    # Forked processes could not use a GPU that this process has used.
     method = "spawn" if device == "cuda" else "fork"
     arguments = (sizes, device, num_workers)
     values = get_values(run_ranks(len(sizes), train, *arguments, timeout_s=200, method=method, backend=backend))
@@ -74,7 +74,7 @@ def test_the_gradient_is_that_of_the_union(device: str, backend: str, sizes: lis
 
 
 def train_with_too_little(rank: int, limit_mib: int, sample_mib: int) -> Any:
-    """Samples, gradients and failures where each sample of a batch takes so much, and the process may have so much."""
+    """Returns samples, gradients and failures when each sample takes ``sample_mib`` and the process may use ``limit_mib``."""
     torch.cuda.set_device(0)
     torch.cuda.set_per_process_memory_fraction(limit_mib * MIB / torch.cuda.mem_get_info()[1])
     model = make_model().cuda()
@@ -97,7 +97,7 @@ def train_with_too_little(rank: int, limit_mib: int, sample_mib: int) -> Any:
 @pytest.mark.gpu
 @NEEDS_GPU
 def test_a_batch_that_does_not_fit_goes_in_halves() -> None:
-    """Checks: WEIGHT, COVER. Memory that is really not there: the gradient is that of the samples of the step."""
+    """Checks: WEIGHT, COVER. Memory really runs out, and the gradient is still that of the samples of the step."""
     ((updates, failures, most),) = get_values(
         run_ranks(1, train_with_too_little, 400, 150, timeout_s=200, method="spawn")
     )

@@ -33,7 +33,7 @@ def make_data(rank: int) -> Pairs:
 
 
 class Faults:
-    """Makes passes over several pairs fail, before, after, and on the way back."""
+    """Makes passes over several pairs fail: before, after, and in the backward pass."""
 
     def __init__(self, seed: int, chance: float) -> None:
         self.choose = random.Random(seed)
@@ -55,7 +55,7 @@ class Faults:
 
 
 def train(rank: int, kind: str, options: dict[str, Any], seed: int) -> tuple[list[Update], int, int]:
-    """Its updates; and the failures, here and everywhere."""
+    """Returns its updates, and the failures on this rank and on all."""
     model: nn.Module = Preference()
     if kind == "fsdp2":
         model = fully_shard(model)
@@ -87,7 +87,7 @@ def train_variants(rank: int, kind: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "world_size"), [("ddp", 1), ("ddp", 2), ("fsdp2", 2)])
 def test_pairs_go_in_halves_of_whole_pairs_with_exact_gradients(kind: str, world_size: int) -> None:
-    """Checks: WEIGHT, ONCE, COVER. Sharded, batches are halved before the pass."""
+    """Checks: WEIGHT, ONCE, COVER. If the model is sharded, batches are halved before the pass."""
     values = get_values(run_ranks(world_size, train_variants, kind, timeout_s=120))
     for variant in zip(*values, strict=True):
         updates, own, everywhere = zip(*variant, strict=True)
@@ -119,11 +119,11 @@ def test_a_pair_that_does_not_fit_alone_fails_on_every_rank() -> None:
     assert "does not fit alone: CUDA out of memory" in results[1].text
 
 
-# What cannot be halved is said at once ---------------------------------------------------------------------------------------
+# What cannot be halved is reported at once -----------------------------------------------------------------------------------
 
 
 def guard_unsaid(rank: int, options: dict[str, Any]) -> Any:
-    """Nothing fails here, and rank 1 has nothing that would have to be halved."""
+    """Nothing fails on this rank, and rank 1 has nothing that would have to be halved."""
     guard = StepGuard(Preference(), Faults(0, 0.0).compute_loss, **options)
     with ODBDataLoader(Pairs([50]) if rank else make_data(0), **nested(**OPTIONS)) as loader:
         for batch, info in loader.steps():
@@ -134,7 +134,7 @@ def test_pairs_whose_layout_nobody_has_said_are_refused_in_the_first_step() -> N
     unsaid, uncounted = run_each(2, guard_unsaid, [({},), ({"split": split_pairs},)])
     assert [result.error for result in unsaid] == ["UsageError", "JobError"], unsaid
     assert "pass split_pairs and count_pairs of odb_ref.torch.loop" in unsaid[0].text
-    assert [result.error for result in uncounted] == ["", ""], uncounted  # a pair is a sample, and counts once
+    assert [result.error for result in uncounted] == ["", ""], uncounted  # a pair is one sample, and counts once
 
 
 def test_a_batch_of_pairs_is_cut_between_pairs() -> None:

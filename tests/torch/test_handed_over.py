@@ -1,4 +1,4 @@
-"""What a user hands over: it works, or is refused by name. Nothing that can be assigned or said is ignored."""
+"""What a user passes in works, or is refused by name. Nothing that can be assigned or passed is ignored."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def read_much(rank: int, case: int, num_workers: int) -> None:
 
 
 def test_measures_beyond_what_can_be_exchanged_are_named() -> None:
-    """The exchange broke, or the process between: int too big to convert."""
+    """The exchange, or the process in between, failed before: int too big to convert."""
     cases = [(case, num_workers) for case in range(len(MUCH)) for num_workers in (0, 1)]
     for (case, _), results in zip(cases, run_each(2, read_much, cases), strict=True):
         for result in results:
@@ -203,7 +203,7 @@ def test_notes_of_ones_own_can_be_assigned() -> None:
 
 @pytest.mark.parametrize("attempt", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_an_iterator_cannot_be_copied(attempt: Any) -> None:
-    """Dropping the copy left the epoch: no further batch came, without a word."""
+    """Dropping the copy left the epoch before, so that no further batch came, without an error."""
     with make_loader() as loader:
         for begin in (lambda: iter(loader), loader.steps):
             epoch = begin()
@@ -241,7 +241,7 @@ def read_in_order(loader: ODBDataLoader) -> list[int]:
 def test_a_sampler_set_to_another_epoch_is_noticed() -> None:
     sampler = make_sampler()
     with make_loader(sampler=sampler, order="sampler") as loader:
-        for epoch in range(3):  # as a DataLoader's user does it
+        for epoch in range(3):  # as a DataLoader's user does
             sampler.set_epoch(epoch)
             assert read_in_order(loader) == list_in(epoch)
         sampler.set_epoch(7)
@@ -249,14 +249,14 @@ def test_a_sampler_set_to_another_epoch_is_noticed() -> None:
             iter(loader)
         loader.set_epoch(7)
         assert read_in_order(loader) == list_in(7)
-        loader.set_epoch(1)  # the loader's word is enough
+        loader.set_epoch(1)  # setting the loader's epoch is enough
         assert read_in_order(loader) == list_in(1)
-    with make_loader(sampler=sampler, order="sampler") as other:  # of the loader before it stands at another
+    with make_loader(sampler=sampler, order="sampler") as other:  # the previous loader left it at another epoch
         assert read_in_order(other) == list_in(0)
 
 
 def test_loaders_of_either_mode_may_share_a_sampler_one_after_another() -> None:
-    """What one has left it at is not taken for what the user has set it to."""
+    """The epoch at which one loader left it is not taken for one that the user has set."""
     sampler = make_sampler()
     for options in ({"update_samples": 4}, {"update_samples": 4}, {"order": "sampler"}, {"update_samples": 4}):
         with make_loader(sampler=sampler, **options) as loader:
@@ -264,7 +264,7 @@ def test_loaders_of_either_mode_may_share_a_sampler_one_after_another() -> None:
 
 
 class Endless(Sampler[int]):
-    """As some lists of training samples are: without a length, for ever."""
+    """A sampler without a length, which never ends, as some lists of training samples are."""
 
     def __iter__(self) -> Iterator[int]:
         return itertools.cycle(range(20))
@@ -286,7 +286,7 @@ def test_a_sampler_set_before_its_first_loader_is_noticed() -> None:
 
 
 class Private(Sampler[int]):
-    """Tells nobody its epoch, or only what follows from it."""
+    """Hides its epoch, or shows only what follows from it."""
 
     def __init__(self, base: int = 0) -> None:
         self._base, self._seed = base, base
@@ -313,7 +313,7 @@ class Wrapped(Sampler[int]):
 
 
 class Unset(Private):
-    """As many of torch's users write it: no epoch until one is set."""
+    """A sampler as many users of torch write it, without an epoch until one is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -340,7 +340,7 @@ def test_an_epoch_that_a_sampler_does_not_show_is_noticed(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [Private, Wrapped, Unset, make_sampler])
 def test_a_sampler_set_back_to_the_epoch_before_is_noticed(make: Any) -> None:
-    """A caller that wants the same order in each epoch got another, without a word."""
+    """A caller that wanted the same order in each epoch silently got another one before."""
     sampler = make()
     with make_loader(sampler=sampler, order="sampler") as loader:
         sampler.set_epoch(0)
@@ -353,7 +353,7 @@ def test_a_sampler_set_back_to_the_epoch_before_is_noticed(make: Any) -> None:
 
 
 def test_an_epoch_that_makes_no_difference_may_be_set() -> None:
-    """As frameworks do for the loader of a validation."""
+    """Frameworks do so for the loader of a validation."""
     sampler = DistributedSampler(Numbers(0, 20), num_replicas=1, rank=0, shuffle=False)
     with make_loader(sampler=sampler, order="sampler") as loader:
         for _ in range(3):
@@ -362,7 +362,7 @@ def test_an_epoch_that_makes_no_difference_may_be_set() -> None:
 
 
 class Counting(Sampler[int]):
-    """Goes on to the next epoch by itself, as Accelerate's does."""
+    """Advances to the next epoch by itself, as Accelerate's sampler does."""
 
     epoch = 0
 
@@ -402,7 +402,7 @@ def test_batches_of_the_users_own_are_not_taken_for_an_order() -> None:
     "batching",
     [
         {"batch_size": 3, "drop_last": True},
-        # The DataLoader itself says that it drops nothing of this one.
+        # The DataLoader itself reports that it drops nothing of this sampler.
         {"batch_sampler": BatchSampler(SequentialSampler(range(20)), 3, drop_last=True)},
     ],
     ids="-".join,
@@ -435,10 +435,10 @@ def test_two_loaders_do_not_write_one_trace(tmp_path: Path) -> None:
             for _ in range(2):
                 with pytest.raises(UsageError, match=r"another loader in this process writes to .*trace\.ndjson"):
                     iter(second)
-        read(first)  # its own, in every epoch
+        read(first)  # its own file, in every epoch
         with make_loader(trace=tmp_path / "other.ndjson") as second:
             read(second)
-    with make_loader(trace=path) as third:  # the one before is closed
+    with make_loader(trace=path) as third:  # the previous loader is closed
         read(third)
     gone = make_loader(trace=path)
     read(gone)
@@ -469,7 +469,7 @@ def trace_in_groups(rank: int, groups: list[list[int]], path: Path) -> None:
 
 @pytest.mark.parametrize("groups", [[[0, 2], [1, 3]], [[0], [1]]])
 def test_groups_beside_each_other_write_traces_of_their_own(groups: list[list[int]], tmp_path: Path) -> None:
-    """Those of one group were lost: each had ranks 0 and 1."""
+    """Those of one group were lost before, because both groups had ranks 0 and 1."""
     results = run_ranks(sum(map(len, groups)), trace_in_groups, groups, tmp_path / "t.ndjson")
     assert not any(result.error for result in results), results
     assert len(list(tmp_path.iterdir())) == len(results)
@@ -565,7 +565,7 @@ def wait_in_the_second_half(rank: int) -> Any:
 
 
 def test_a_rank_that_is_waited_for_is_named_by_the_job() -> None:
-    """Two ranks of four were told of ranks 0 and 1, which read nothing."""
+    """Two ranks of four were told of ranks 0 and 1 before, which read nothing."""
     found = run_ranks(4, wait_in_the_second_half)[2]
     whom = r"rank 2 \(rank 0 of its group\) waits for rank 3 \(rank 1 of its group\), which "
     assert [line for line in found.value if re.search(whom + "has not started its loader", line)], found

@@ -1,4 +1,4 @@
-"""Which loader is which: ranks in different loaders are told so, and a loader of an old process group says what it is."""
+"""Ranks in different loaders are told so, and a loader of an old process group reports what it is."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def find_line(function: Callable[..., Any]) -> str:
 
 
 def check_named(results: list[Result], *texts: str) -> None:
-    """Every rank has raised in time, and each of the texts is in what it says."""
+    """Checks that every rank raised in time, with each of the texts in its message."""
     assert {result.error for result in results} == {"JobError"}, results
     for result in results:
         assert all(text in result.text for text in ("iterate over different loaders", *texts)), result.text
@@ -66,7 +66,7 @@ def begin_own(rank: int) -> None:
 
 
 def begin_own_of_one_line(rank: int) -> None:
-    """Else step 0 would hold samples of both."""
+    """Otherwise step 0 would hold samples of both."""
     loaders = [make(start) for start in (0, 100)]
     read(loaders[rank])
 
@@ -82,9 +82,9 @@ def cross_groups(rank: int) -> None:
 
 
 def cross_after_an_epoch(rank: int) -> None:
-    """Each waits for the other in a loader that the other has not begun: nothing else would ever end that.
+    """Each rank waits for the other in a loader that the other has not begun, which nothing else would ever end.
 
-    Rank 0 finds out, and closes the loader in which the other waits before that one has heard of it in the first.
+    Rank 0 notices, and closes the loader in which the other waits before the other has learned of it in the first.
     """
     loaders = [make_first(), make_second(timeout_s=10 * TIMEOUT_S)]
     for loader in loaders:
@@ -106,7 +106,7 @@ def read_other_type(rank: int, shard: str = "auto") -> list[int]:
 
 
 class Elsewhere(Numbers):
-    """All ranks are said to read one data set, and hold what differs."""
+    """Ranks declare that they read one data set, but hold different data."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(0, 24)
@@ -118,7 +118,7 @@ def read_local(rank: int, kind: Any = Elsewhere, name: str | None = None) -> lis
 
 
 CROSSED: list[tuple[Callable[[int], Any], tuple[str, ...]]] = [
-    # The first, for it begins loaders that others say are the first of their lines.
+    # This case must be the first, because it begins loaders that the others declare to be the first of their lines.
     (cross_after_an_epoch, (find_line(make_first), find_line(make_second))),
     (begin_own, (find_line(make_first), find_line(make_second))),
     (begin_own_of_one_line, ("Numbers of 24 samples", "their data sets differ in start")),
@@ -178,7 +178,7 @@ def test_ranks_that_begin_loaders_of_other_ranks_say_where_the_missing_one_waits
 
 
 class Halves(IterableDataset[Any]):
-    """Each rank reads its half, as it finds out for itself."""
+    """Each rank reads its half, which it determines itself."""
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -188,7 +188,7 @@ class Halves(IterableDataset[Any]):
 
 
 class Hidden(Numbers):
-    """Nothing of what it holds can be compared."""
+    """It holds nothing that can be compared."""
 
     def __init__(self, start: int) -> None:
         super().__init__(start, 24)
@@ -222,7 +222,7 @@ NAMES = {0: "train", 100: "evaluate"}
 
 
 def begin_in_another_order(rank: int, kind: str, are_named: bool, is_same: bool) -> list[int]:
-    """As by a loop over a set of names: each rank makes both loaders, in an order of its own."""
+    """Makes both loaders, on each rank in a different order, as in a loop over a set of names."""
     order = [0, 100] if rank == 0 else [100, 0]
     loaders = {start: make_of_one_line(kind, start, rank, NAMES[start] if are_named else None) for start in order}
     return read(loaders[0 if is_same else order[0]])
@@ -247,7 +247,7 @@ TOLD: list[tuple[str, bool, str]] = [
 
 
 def test_ranks_that_begin_loaders_of_one_line_in_another_order_are_told() -> None:
-    """They were cross-wired without a word: equal lines, types and lengths."""
+    """They were silently cross-wired before, because lines, types and lengths were equal."""
     cases = [(kind, are_named, False) for kind, are_named, _ in TOLD]
     for (_, _, message), results in zip(TOLD, run_each(2, begin_in_another_order, cases), strict=True):
         check_named(results)
@@ -278,13 +278,13 @@ class Kept(Numbers):
 
 
 def begin_one_after_another(rank: int, kind: str) -> list[list[int]]:
-    """None waits while another begins, or both read the same."""
+    """Begins loaders one after another. None waits while another begins, or both would read the same."""
     found = [read(make_of_one_line(kind, start, rank, None)) for start in (0, 100)]
     if kind == "common":
         pair = [ODBDataLoader(Kept(), **nested(**SETTINGS)) for _ in range(2)]
         found += map(read, pair[:: 1 if rank else -1])
         if rank == 0:
-            make_of_one_line(kind, 0, rank, None)  # for its length, say
+            make_of_one_line(kind, 0, rank, None)  # for its length, for example
         found.append(read(make_of_one_line(kind, 0, rank, None)))
     return found
 
@@ -298,7 +298,7 @@ def test_loaders_of_one_line_need_no_names_one_after_another() -> None:
 
 
 class Local(Numbers):
-    """What it holds differs between ranks, and its samples do not."""
+    """What it holds differs between ranks, but its samples do not."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(0, 24)
@@ -318,7 +318,7 @@ def read_apart(rank: int, how: str) -> list[int]:
 
 
 def test_what_differs_between_ranks_of_one_data_set_can_be_said() -> None:
-    """Where each rank is given its own, one may read what is left over by code of its own."""
+    """If each rank gets its own data set, one may read the rest with code of its own."""
     for results in run_each(2, read_apart, [("type",), ("name",), ("ranks",)]):
         first, second = get_values(results)
         assert sorted(first + second) == list(range(24))
@@ -337,7 +337,7 @@ def test_facts_tell_data_sets_apart_and_nothing_of_them() -> None:
     assert len({str(list_facts(TensorDataset(*[tensor] * tensor.ndim))) for tensor in tensors[:4]}) == 4
     assert list_facts(Subset(Numbers(0, 9), [1, 2])) != list_facts(Subset(Numbers(9, 9), [1, 2]))
     own: Any = Held(None)
-    own.rows = own  # a circle ends
+    own.rows = own  # a cycle does not hang the comparison
     assert list_facts(own) == list_facts(own)
     assert list_facts(Held([object()])) == list_facts(Held([object()]))
 
@@ -375,7 +375,7 @@ def replace_middle(number: int) -> list[int]:
     return [*range(500), number, *range(501, 1000)]
 
 
-KINDS: list[tuple[Any, Any, Any]] = [  # what is held, by what is given, and two things that differ
+KINDS: list[tuple[Any, Any, Any]] = [  # what is held, what is given, and two values that differ
     (lambda given: {1, given}, 2, 3),
     (lambda given: {"kept": Slotted(given)}, "a", "b"),
     (replace_middle, 500, -1),
@@ -407,7 +407,7 @@ def test_what_cannot_be_compared_to_the_last_is_not_the_same() -> None:
 
 
 def interleave(rank: int) -> list[list[int]]:
-    """What is read by new loaders, one after the other; others beside each other read the same."""
+    """Returns what new loaders read one after another. Loaders beside each other read the same."""
     alone = read(make_first()), read(make_second())
     first, second = make_first(), make_second()
     steps = zip(first.steps(), second.steps(), strict=True)
@@ -437,7 +437,7 @@ def test_interleaved_nested_and_new_loaders_go_on_to_work() -> None:
 def join(rank: int, store: Path) -> None:
     """Joins a group of two."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    dist.barrier()  # one that has nothing more to do may end before the other has connected
+    dist.barrier()  # a rank with nothing more to do may end before the other has connected
 
 
 def begin_anew(rank: int, store: Path) -> Any:
@@ -464,7 +464,7 @@ def test_a_process_group_that_is_made_anew_is_a_new_generation(tmp_path: Path) -
 
 
 def come_later(pipe: Any, store: Path) -> None:
-    """A process that has not had a loader yet."""
+    """A process that has had no loader yet."""
     join(1, store)
     pipe.send(read(make_second()))
     dist.barrier()
@@ -485,7 +485,7 @@ def lose_rank_1(rank: int, store: Path) -> list[int]:
 
 
 def test_a_process_that_replaces_another_meets_the_survivors(tmp_path: Path) -> None:
-    """They have had two loaders of that line before it came."""
+    """The survivors had two loaders of that line before it came."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     late = context.Process(target=come_later, args=(theirs, tmp_path / "store"))
@@ -497,10 +497,10 @@ def test_a_process_that_replaces_another_meets_the_survivors(tmp_path: Path) -> 
 
 
 def make_before(rank: int, folder: Path) -> list[Any]:
-    """A loader made before there is a group reads under it; one that has given a batch, or has had another group, does not.
+    """A loader made before there is a group reads within it. One that has given a batch, or had another group, does not.
 
-    One that had given a batch before there was a group read all samples on every rank; one of an earlier group waited for
-    ranks that were gone.
+    One that had given a batch without a group used to read all samples on every rank. One of an earlier group used to
+    wait for ranks that were gone.
     """
     found: list[Any] = []
     for how in ("", "peek", "again"):
@@ -530,7 +530,7 @@ def test_a_loader_keeps_to_the_process_group_that_it_began_under(tmp_path: Path)
 
 
 def begin_anew_over_one_store(rank: int, folder: Path) -> Any:
-    """Torch's own groups get other keys, which not all of its backends need: the loader's do not."""
+    """All generations have one store. Torch's own groups get new keys in it each time, the loader's exchange does not."""
     shared = dist.FileStore(str(folder / "shared"), 2)
     dist.ProcessGroup.get_group_store = lambda group: shared
     found: list[Any] = []
@@ -538,7 +538,7 @@ def begin_anew_over_one_store(rank: int, folder: Path) -> Any:
         dist.destroy_process_group()
         join(rank, folder / f"store-{generation}")
         if generation == 1 and rank == 1:
-            dist.barrier()  # the other has given up, and left what it has said
+            dist.barrier()  # the other has given up, and left its messages
         try:
             found.append(sorted(read(make(timeout_s=1 if generation == 1 else TIMEOUT_S))))
         except JobError as error:
@@ -549,7 +549,7 @@ def begin_anew_over_one_store(rank: int, folder: Path) -> Any:
 
 
 def test_generations_may_have_one_store(tmp_path: Path) -> None:
-    """What one that failed has left made every later one fail, with its cause."""
+    """Before, what a failed generation left made every later one fail, with the cause of the first."""
     first, second = (result.value for result in run_ranks(2, begin_anew_over_one_store, tmp_path))
     for generation in (0, 2):
         assert sorted(first[generation] + second[generation]) == list(range(24))
@@ -558,7 +558,7 @@ def test_generations_may_have_one_store(tmp_path: Path) -> None:
 
 
 def die_while_waiting(rank: int, folder: Path) -> Any:
-    """What a process that was killed has said does not count for the one in its place, whatever loader it is in."""
+    """Messages of a killed process do not count for its successor, whatever loader it is in."""
     shared = dist.FileStore(str(folder / "shared"), 2)
     dist.ProcessGroup.get_group_store = lambda group: shared
     if (child := os.fork()) == 0:

@@ -1,4 +1,4 @@
-"""Where the exchange listens: at one address of one interface, on ports that may be named."""
+"""The exchange listens at one address of one interface, on ports that may be named."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """By target, the address from which this host would send to it; the host has no others."""
+    """Returns the address from which this host would send to each target. The host has no other addresses."""
     known: dict[str, str] = {}
     monkeypatch.setattr(interface, "_find_source_of", lambda target: known.get(target, ""))
     monkeypatch.setattr(interface, "_find_addresses_of_host", list)
@@ -54,7 +54,7 @@ def test_the_interface_is_the_one_that_reaches_the_master(
 def test_a_master_whose_own_name_is_of_loopback_takes_an_address_that_others_reach(
     monkeypatch: pytest.MonkeyPatch, sources: dict[str, str]
 ) -> None:
-    """As Debian writes it into /etc/hosts."""
+    """Debian writes such a name into /etc/hosts."""
     monkeypatch.setenv("MASTER_ADDR", "node0")
     sources |= {"node0": "127.0.1.1", interface._ELSEWHERE: "192.168.1.7"}
     assert choose_address(HashStore()) == "192.168.1.7"
@@ -85,7 +85,7 @@ def test_the_interface_that_gloo_is_told_of_goes_first(
 
 @pytest.mark.parametrize("names", ["none0", "none0,lo"])
 def test_an_interface_that_is_not_there_is_named(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As gloo refuses it: it used to be passed over, and the loader to listen at another."""
+    """Gloo refuses it too. It used to be skipped, and the loader listened on another."""
     monkeypatch.setenv(interface.INTERFACE_VARIABLE, names)
     with pytest.raises(UsageError, match=r"GLOO_SOCKET_IFNAME names 'none0', but this host has only .*\blo\b"):
         choose_address(HashStore())
@@ -121,7 +121,7 @@ def test_ports_that_make_no_sense_are_refused(monkeypatch: pytest.MonkeyPatch, t
 def test_a_listener_is_at_its_address_alone() -> None:
     with contextlib.closing(Listener("127.0.0.1", [0], SECRET, [1])) as listener:
         socket.create_connection(("127.0.0.1", listener.port), 1).close()
-        with pytest.raises(OSError):  # on all interfaces it would be there too
+        with pytest.raises(OSError):  # if it listened on all interfaces, it would be there too
             socket.create_connection(("127.0.0.2", listener.port), 1)
 
 
@@ -135,7 +135,7 @@ def test_a_listener_takes_the_first_port_that_is_free() -> None:
 
 
 def list_listening() -> set[tuple[str, int]]:
-    """Addresses at which some process of this host's network listens, over IPv4, in hexadecimal digits, and ports."""
+    """Returns the IPv4 addresses, in hexadecimal digits, and ports at which a process of this host's network listens."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     local = [row[1].split(":") for row in rows if row[3] == "0A"]
     return {(address, int(port, 16)) for address, port in local}
@@ -146,7 +146,7 @@ def read_on_ports(rank: int, first: int) -> Any:
     os.environ["MASTER_ADDR"] = "localhost"
     dataset = Numbers(0, 20)
     seen = set()
-    for _ in range(3):  # a port can be listened at again while connections made there before are open
+    for _ in range(3):  # a port can be reused while connections made there before are open
         loader = ODBDataLoader(
             dataset, token_budget=60, collate_fn=collate, batching=Batching(window=8), faults=Faults(timeout_s=10)
         )

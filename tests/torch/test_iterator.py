@@ -1,4 +1,4 @@
-"""An iterator owns what it needs; one that has lost its epoch says who took it."""
+"""An iterator owns what it needs, and one that has lost its epoch reports who took it."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_batches_without_their_weights_are_warned_of_once() -> None:
         assert [len(told) for told in get_values(results)] == [count] * 2, case
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert list(make_loader())  # alone, each loss is scaled by 1
+        assert list(make_loader())  # on a single rank each loss is scaled by 1
 
 
 def test_a_trainer_may_read_a_whole_update_ahead() -> None:
@@ -184,7 +184,7 @@ def time_out(number: int, frame: object) -> None:
 def test_a_batch_that_an_interrupt_has_taken_from_its_consumer_is_missed(
     monkeypatch: pytest.MonkeyPatch, handler: Any, error: type[BaseException]
 ) -> None:
-    """Nor does a state say that it was trained on. Checks: ONCE, COVER, RESUME."""
+    """A state does not report it as trained on either. Checks: ONCE, COVER, RESUME."""
     before = signal.signal(signal.SIGINT, handler)  # a job in the background starts with Ctrl-C ignored
     with make_loader() as loader:
         batches = iter(loader)

@@ -1,4 +1,4 @@
-"""A batch carries the loss that was counted in its samples, or the epoch ends and says what to pass instead."""
+"""A batch must carry the loss that was counted in its samples. Otherwise the epoch ends, with advice on what to pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNT = 40
 
 
 def mask(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a collator for masked language models does."""
+    """Masks tokens as a collator for masked language models does."""
     batch = collate(samples)
     batch["labels"][torch.rand(batch["labels"].shape) > 0.3] = -100
     return batch
@@ -38,7 +38,7 @@ def drop(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read(collate_fn: Any, **options: Any) -> list[str]:
-    """What was warned of."""
+    """Returns the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with ODBDataLoader(Numbers(0, COUNT), **nested(collate_fn=collate_fn, **(SETTINGS | options))) as loader:
@@ -92,7 +92,7 @@ def test_dropped_labels_are_warned_of_once(num_workers: int) -> None:
 
 
 def label(labels: str) -> list[dict[str, torch.Tensor]]:
-    """Samples whose labels are a copy of the input, classes of its tokens, the next tokens, or classes but for the first."""
+    """Returns samples whose labels are a copy of the input, token classes, the next tokens, or classes without the first."""
     ids = [torch.arange(20, 24 + number % 5) for number in range(COUNT)]
     made = {"copy": lambda row: row.clone(), "classes": lambda row: row % 3, "next": lambda row: row + 1}
     rows = [made.get(labels, made["classes"])(row) for row in ids]
@@ -117,7 +117,7 @@ def label(labels: str) -> list[dict[str, torch.Tensor]]:
 def test_labels_of_a_model_that_seems_not_to_shift_them_are_warned_of_once(
     labels: str, options: dict[str, Any], is_told: bool
 ) -> None:
-    """Where the first label carries loss it is counted or not by what is assumed. Checks: WEIGHT."""
+    """If the first label carries loss, an assumption decides whether it counts. Checks: WEIGHT."""
     settings = SETTINGS | ({} if "layout" in options else {"collate_fn": pad_labels}) | options
     with warnings.catch_warnings(record=True) as caught, ODBDataLoader(label(labels), **nested(**settings)) as loader:
         warnings.simplefilter("always")
@@ -257,7 +257,7 @@ def test_a_sample_counts_as_its_batch_of_one_does() -> None:
 
 
 class PerToken(Numbers):
-    """A value for each token, which nothing tells from several values of a sample but that their numbers differ."""
+    """One value for each token, which only differs from several values of a sample in that their numbers vary."""
 
     def __getitem__(self, index: int) -> Any:
         sample = make_sample(index)
@@ -283,7 +283,7 @@ def test_a_loader_that_was_read_first_without_gradients_is_read_with_them() -> N
 
 
 class Masked(Numbers):
-    """Samples without labels, whose mask leaves out the first token, or none."""
+    """Samples without labels, whose mask excludes the first token, or none."""
 
     def __init__(self, name: str, first: int) -> None:
         super().__init__(0, COUNT)
@@ -334,7 +334,7 @@ def test_labels_that_are_not_one_for_each_token_are_refused_where_weights_depend
 
 
 def test_rows_of_labels_for_rows_of_tokens_are_counted_each() -> None:
-    """As of several codebooks. Spec: R1.1."""
+    """As with several codebooks. Spec: R1.1."""
     ids = torch.ones((4, 3), dtype=torch.int64)
     labels = ids.clone()
     labels[0, 1] = -100
@@ -342,7 +342,7 @@ def test_rows_of_labels_for_rows_of_tokens_are_counted_each() -> None:
         sample = {"input_ids": kind(ids), "labels": kind(labels)}
         assert SupervisedCounter(get_length, is_checked=True)(sample) == 4 * 2 - 1
         assert SupervisedCounter(get_length, is_shifted=False, is_checked=True)(sample) == 4 * 3 - 1
-    # An image, where nothing depends on it.
+    # An image, on which nothing depends.
     assert SupervisedCounter(lambda _: 5)({"pixels": ids, "labels": labels}) == 5
 
 

@@ -1,4 +1,4 @@
-"""Nothing is left behind: threads, processes, descriptors, shared memory."""
+"""Nothing is left behind: no threads, processes, descriptors or shared memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": coll
 def count_children() -> int:
     count = 0
     for path in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError):  # a thread that ends meanwhile
+        with contextlib.suppress(FileNotFoundError):  # a thread that ended in the meantime
             count += len(path.read_text().split())
     return count
 
@@ -39,12 +39,12 @@ def take_stock() -> dict[str, int]:
 
 
 def list_shared() -> set[str]:
-    """The shared-memory files of torch."""
+    """Returns torch's shared-memory files."""
     return {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
 
 
 def settle(limit: dict[str, int]) -> dict[str, int]:
-    """What is there once it is no more than ``limit``, or after half a minute: dropped loaders are closed one by one."""
+    """Returns what exists once it is at most ``limit``, or after half a minute. Dropped loaders are closed one by one."""
     deadline = time.monotonic() + 30
     while True:
         stock = take_stock()
@@ -54,8 +54,8 @@ def settle(limit: dict[str, int]) -> dict[str, int]:
 
 
 def break_early(rank: int, options: dict[str, Any], is_closed: bool, epochs: int) -> tuple[dict[str, int], ...]:
-    """What is there after early breaks of a plain DataLoader, after the first of ours, and after the last."""
-    # A first round of each kind, for what torch and the standard library set up once.
+    """Returns what exists after early breaks of a plain DataLoader, after the first of ours, and after the last."""
+    # A first pass of each kind, for what torch and the standard library set up only once.
     for _ in range(2):
         for _ in DataLoader(Numbers(0, 300), batch_size=4, collate_fn=collate, **options):
             break
@@ -70,7 +70,7 @@ def break_early(rank: int, options: dict[str, Any], is_closed: bool, epochs: int
             loader.close()
         del loader
         if not first:
-            time.sleep(1)  # for threads and connections that are on their way out
+            time.sleep(1)  # for threads and connections that are about to end
             first = settle({"children": plain["children"]})
     return plain, first, settle(first)
 
@@ -88,21 +88,21 @@ SPAWN = {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_worke
         (2, {"num_workers": 1}, False, 5),
         (2, PERSISTENT, True, 5),
         (2, PERSISTENT, False, 5),
-        # Fewer, for each of its processes takes seconds to import torch; what an epoch leaves behind shows after one.
+        # Fewer epochs, because each process takes seconds to import torch. What an epoch leaves behind shows after one.
         pytest.param(1, SPAWN, False, 2, marks=pytest.mark.deep),
     ],
 )
 def test_fast_epochs_with_early_breaks_leave_nothing_behind(
     world_size: int, options: dict[str, Any], is_closed: bool, epochs: int
 ) -> None:
-    """A fresh loader for each epoch: not a thread, process, descriptor or shared-memory file more than after the first."""
+    """A new loader for each epoch leaves no more threads, processes, descriptors or shared-memory files than the first."""
     before = list_shared()
     values = get_values(run_ranks(world_size, break_early, options, is_closed, epochs, timeout_s=150))
     for value in values:
         plain, first, last = value
         assert all(last[key] <= first[key] for key in first), value
-        assert last["children"] <= plain["children"]  # one where processes are spawned, which Python keeps for the next
-    # Files live for a moment on their way from process to process, those of other jobs on this machine too.
+        assert last["children"] <= plain["children"]  # one if processes are spawned, which Python keeps for the next
+    # Files exist briefly on their way between processes, including those of other jobs on this machine.
     deadline = time.monotonic() + 10
     while list_shared() - before and time.monotonic() < deadline:
         time.sleep(0.1)

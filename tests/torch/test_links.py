@@ -1,4 +1,4 @@
-"""Connections between ranks, in threads of one process: which are accepted, what is read, who is told that it is over."""
+"""Connections between ranks, in threads of one process: which are accepted, what is read, and who learns of the end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def pair() -> Iterator[tuple[Links, Links]]:
 
 
 def make_raw() -> Iterator[tuple[Links, socket.socket]]:
-    """The links of rank 0, and the other end of its only one: rank 1."""
+    """Yields the links of rank 0, and the other end of the only one, to rank 1."""
     one, other = socket.socketpair()
     links = Links(0, {1: Link(1, one, None)}, 5.0)
     yield links, other
@@ -102,7 +102,7 @@ def test_another_collective_is_an_error(pair: tuple[Links, Links]) -> None:
 
 
 def test_what_cannot_be_read_ends_the_exchange_and_names_who_sent_it() -> None:
-    """Whichever thread reads it: the one that sends heartbeats must not die of it. A kind, a size, bytes, JSON."""
+    """It does not matter which thread reads it; the heartbeat thread must survive. Bad kinds, sizes, bytes and JSON."""
     sent = (
         b"\xff" * 5,
         HEADER.pack(MessageKind.MAX, 1 << 31),
@@ -143,7 +143,7 @@ def test_an_end_wakes_who_waits_on_both_sides(pair: tuple[Links, Links]) -> None
 
 @contextlib.contextmanager
 def make_stuck(timeout_s: float) -> Iterator[tuple[Links, socket.socket]]:
-    """The links of rank 0 to 1, which reads nothing and whose buffer is full, and to 2, whose end is given too."""
+    """Yields the links of rank 0 to rank 1, which reads nothing and whose buffer is full, and to rank 2, with its end."""
     one, stuck = socket.socketpair()
     two, other = socket.socketpair()
     one.setblocking(False)
@@ -173,7 +173,7 @@ def test_an_end_ends_a_message_that_nobody_reads() -> None:
 
 
 def test_a_message_that_is_not_read_in_time_ends_the_exchange() -> None:
-    """Part of it may be under way: what came next would be misread."""
+    """Part of it may be under way, so that later messages would be misread."""
     with make_stuck(0.3) as (links, _):
         links.send(1, MessageKind.MAX, b"never")
         end = find_end(links, 2)
@@ -182,7 +182,7 @@ def test_a_message_that_is_not_read_in_time_ends_the_exchange() -> None:
 
 
 def test_links_that_close_while_an_end_is_told_wait_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or who is told last would take this process for the one that is gone."""
+    """Otherwise the rank that is told last would take this process for the one that is gone."""
     one, other = socket.socketpair()
     two, last = socket.socketpair()
     links = Links(0, {1: Link(1, one, None), 2: Link(2, two, None)}, 5.0)
@@ -212,7 +212,7 @@ def test_one_that_reads_is_told_of_an_end_at_once() -> None:
 
 
 def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when no descriptor is left to look with."""
+    """For example when no descriptor is left to look with."""
     look = read_status(os.getpid())
     assert look is not None
     one, other = socket.socketpair()
@@ -230,17 +230,17 @@ def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone(monkeypatch: p
 
 
 def link_to_one_that_is_gone(timeout_s: float) -> tuple[Links, socket.socket]:
-    """The links of rank 0, and the open end of its only one: to a process that there is not."""
+    """Returns the links of rank 0, and the open end of its only one, to a process that does not exist."""
     one, other = socket.socketpair()
     gone = Endpoint(address="", port=0, secret="", host="h", pid=2**22 + 1, started=0)
     return Links(0, {1: Link(1, one, gone)}, timeout_s), other
 
 
 def test_what_a_rank_has_said_last_goes_before_that_its_process_is_gone() -> None:
-    """One that was busy for long is told who was lost by one that has ended since."""
+    """A rank that was busy for long learns which rank was lost from one that has ended since."""
     links, other = link_to_one_that_is_gone(5.0)
     with contextlib.closing(links), contextlib.closing(other):
-        with links._reading:  # nobody comes to read
+        with links._reading:  # keeps every thread from reading
             payload = b'[2, "it fell", false]'
             other.send(HEADER.pack(MessageKind.END, len(payload)) + payload)
             time.sleep(3 * links_module.HEARTBEAT_S)
@@ -334,7 +334,7 @@ def test_a_rank_is_accepted_once() -> None:
 
 
 def test_strangers_who_say_nothing_keep_nobody_out() -> None:
-    """More of them than handshakes may be under way, as a port scanner or a health check leaves them."""
+    """More of them than handshakes can be in progress, as port scanners or health checks leave them."""
     with open_listener(3) as listener, ThreadPoolExecutor(1) as pool:
         strangers = []
         for number in range(MAX_PENDING + 20):
@@ -351,7 +351,7 @@ def test_strangers_who_say_nothing_keep_nobody_out() -> None:
 
 
 def test_a_connection_that_was_given_up_is_not_accepted() -> None:
-    """A parent that is not at its listener yet finds what its children have given up meanwhile."""
+    """A parent that is late at its listener finds connections that its children have given up in the meantime."""
     with open_listener(3) as listener, ThreadPoolExecutor(1) as pool:
         for _ in range(3):
             with pytest.raises(OSError):
@@ -409,7 +409,7 @@ def test_a_hundred_ranks_meet_and_agree(kind: type[Transport]) -> None:
         transport = kind(meet(store, rank, world_size, 30.0), make_roster(rank, world_size))
         found = transport.reduce_max([rank, -rank]), transport.reduce_sum([rank, 1])
         reports = transport.gather(Report(rank, "", 0, str(rank)))
-        together.wait(30)  # nobody leaves before all have everything
+        together.wait(30)  # no rank leaves before all have everything
         transport.links.close()
         return *found, [report.config for report in reports] == [str(item) for item in range(world_size)]
 
@@ -419,7 +419,7 @@ def test_a_hundred_ranks_meet_and_agree(kind: type[Transport]) -> None:
 
 
 def test_a_parent_that_comes_late_finds_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 waits for rank 0, and its own children for it: longer than one attempt to connect may take."""
+    """Rank 1 waits for rank 0, and its own children for it, longer than one attempt to connect may take."""
     monkeypatch.setattr("odb_ref.torch.exchange.rendezvous.CONNECT_S", 0.1)
     store, world_size = HashStore(), 12
     together = threading.Barrier(world_size)
@@ -439,7 +439,7 @@ def test_a_parent_that_comes_late_finds_its_children(monkeypatch: pytest.MonkeyP
 
 
 def test_an_exchange_that_was_never_used_says_that_its_loader_is_closed() -> None:
-    """Not that its process is gone."""
+    """It does not report that its process is gone."""
     pair = make_pair()
     exchange = Exchange(Transport(pair[1], make_roster(1, 2)), IDENTITY)
     with contextlib.closing(pair[0]):

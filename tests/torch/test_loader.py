@@ -1,4 +1,4 @@
-"""One process: what the loader hands out, and how it takes misuse."""
+"""One process: what the loader returns, and how it reacts to misuse."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def flatten(batches: Iterable[list[int]]) -> list[int]:
 
 
 def read(loader: ODBDataLoader) -> list[list[int]]:
-    """The sample numbers of each batch."""
+    """Returns the sample numbers of each batch."""
     return [batch["numbers"] for batch, info in loader.steps() if not info.is_idle]
 
 
@@ -47,7 +47,7 @@ def test_every_sample_comes_exactly_once_and_no_batch_is_over_budget(num_workers
 
 
 def count_alike(rank: int, num_workers: int) -> tuple[dict[str, float], dict[str, float]]:
-    """The counters, and the same as they follow from the steps."""
+    """Returns the counters, and the same figures computed from the steps."""
     infos = []
     shard = Numbers(100 * rank, 40 - 15 * rank)
     with ODBDataLoader(shard, **nested(shard="given", num_workers=num_workers, **SETTINGS)) as loader:
@@ -200,7 +200,7 @@ def test_a_bound_for_its_length_may_be_asked_for() -> None:
         ({"cost_fn": len}, "cost_fn and limits must be given together"),
         ({"cost_fn": len, "limits": [3, 0]}, r"limits\[1\] must be at least 1, got 0"),
         ({"cost_fn": len, "limits": [2.5]}, r"limits\[0\] must be"),
-        # What becomes of a step, and of a sample.
+        # What happens to a step, and to a sample.
         ({"on_idle": "skip", "accumulation_steps": 2}, "on_idle='skip' needs accumulation_steps=1"),
         ({"on_bad_sample": "skip"}, "on_bad_sample"),
         ({"on_bad_sample": "quarantine", "max_bad_samples": -1}, "max_bad_samples"),
@@ -229,7 +229,7 @@ def test_a_worker_that_crashes_when_all_is_read_takes_nothing_with_it() -> None:
     with ODBDataLoader(Numbers(0, 50), **nested(**options)) as loader:
         for batch in loader:
             found += batch["numbers"]
-            time.sleep(0.1)  # long enough for the workers to have been looked after
+            time.sleep(0.1)  # long enough for a check of the workers
     assert sorted(found) == list(range(50))
 
 

@@ -1,4 +1,4 @@
-"""The loader process and the driver: what crosses between them, and what becomes of one without the other."""
+"""The loader process and the driver: what passes between them, and what happens to one without the other."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CONFIG = Config(rank=0, world_size=2, budget_tokens=60, window_samples=16, ramp_
 
 @dataclass(frozen=True)
 class Telling:
-    """A rule that leaves word which process asks it."""
+    """A rule that records which process calls it."""
 
     path: Path
     name: str = "telling"
@@ -91,7 +91,7 @@ def test_a_rule_that_raises_ends_the_epoch_and_is_told(num_workers: int) -> None
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-# What crosses ------------------------------------------------------------------------------------------------------------
+# What passes between them ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -113,13 +113,13 @@ def test_a_trace_is_complete_when_the_epoch_is_and_its_times_are_the_trainers(tm
             if record.event is not None and record.event["kind"] == "step_taken"
         ]
     assert len(taken_s) == len(got_s) > 5
-    # Whenever the trace's clock has started: each step was taken between the request and the answer.
+    # Wherever the trace's clock starts, each step was taken between the request and the answer.
     latest = min(got - taken for got, taken in zip(got_s, taken_s, strict=True))
     assert max(asked - taken for asked, taken in zip(asked_s, taken_s, strict=False)) <= latest + 2e-6
 
 
 class Unsendable:
-    """Cannot be pickled a second time: as a tensor for which there is no shared memory left."""
+    """It cannot be pickled a second time, like a tensor for which no shared memory is left."""
 
     def __reduce__(self) -> Any:
         raise RuntimeError("unable to write to file: no space left")
@@ -147,7 +147,7 @@ def test_a_batch_that_cannot_be_rebuilt_is_named(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("is_present", [False, True])
 def test_the_end_of_a_process_that_was_given_up_does_not_concern_the_next(*, is_present: bool) -> None:
-    """Found by the soak: it was learnt of late, on a busy machine."""
+    """The soak found this: on a busy machine its end was noticed late."""
     with ODBDataLoader(Numbers(0, 60), **nested(num_workers=1, **SETTINGS)) as loader:
         batches = iter(loader)
         service: Any = loader._session._service
@@ -189,7 +189,7 @@ def test_a_loader_process_that_is_stopped_is_taken_for_lost() -> None:
 
 
 def read_with_one_stopped(rank: int, num_workers: int, which: int, method: str) -> None:
-    """Rank 1 stops one of the processes that work for its loader, before it has read all."""
+    """Rank 1 stops one of its loader's processes before it has read everything."""
     options = SETTINGS | {"num_workers": num_workers, "multiprocessing_context": method, "shard": "given"}
     options |= {"collate_fn": collate_slowly, "loader_timeout_s": 1.0}
     with ODBDataLoader(Numbers(0, 4000), **nested(**options)) as loader:
@@ -205,7 +205,7 @@ MORE = [(2, 1, "fork", "DataLoader worker"), (1, -1, "spawn", "(DataLoader worke
 
 @pytest.mark.parametrize("cases", [STOPPED, pytest.param(MORE, marks=pytest.mark.deep)], ids=["few", "more"])
 def test_a_worker_that_is_stopped_ends_every_rank(cases: list[tuple[int, int, str, str]]) -> None:
-    """It hung all ranks; one that takes its time is waited for."""
+    """It hung all ranks before. A slow worker is waited for."""
     found = run_each(2, read_with_one_stopped, [case[:3] for case in cases], timeout_s=60)
     for (_, _, method, what), results in zip(cases, found, strict=True):
         assert {(result.error, result.rank) for result in results} == {("JobError", 1)}, results
@@ -236,7 +236,7 @@ def test_a_worker_that_is_stopped_between_two_epochs_is_replaced() -> None:
 
 
 class Recorder:
-    """A sample service that only writes down what it is asked for."""
+    """A sample service that only records its requests."""
 
     is_inline = has_work = False
 
@@ -269,7 +269,7 @@ class Recorder:
 
 
 class Wire(Exchange):
-    """An exchange without a thread, that keeps what is posted."""
+    """An exchange without a thread, which keeps what is posted."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -290,7 +290,7 @@ def make_agreement(round_: int, **changed: int) -> Offer:
 
 
 def begin() -> tuple[Delivery, Recorder, Wire]:
-    """A rank that has offered its second round; its first, of two steps, is collated and not released."""
+    """Returns a rank that has offered its second round. Its first, of two steps, is collated but not released."""
     service, wire = Recorder(), Wire()
     start = EpochStart(keys=range(99))
     driver = EpochDriver(CONFIG, service, wire, start)
@@ -322,7 +322,7 @@ def test_steps_are_handed_out_once_all_ranks_have_theirs() -> None:
     delivery, _, _ = begin()
     assert not delivery._is_available()
     delivery.driver.submit(Agreed(make_agreement(1)))
-    delivery.driver.submit(Counted((StepCounts(6, 120, 120),) * 2))  # then the counts of step 2 are known too
+    delivery.driver.submit(Counted((StepCounts(6, 120, 120),) * 2))  # then the counts of step 2 are also known
     assert take_two(delivery) == ["batch 0", "batch 1"]
     delivery, _, _ = begin()
     delivery.driver.submit(Agreed(make_agreement(1, stop_rank=0, stop_step=0)))
@@ -332,7 +332,7 @@ def test_steps_are_handed_out_once_all_ranks_have_theirs() -> None:
 
 @pytest.mark.parametrize("is_agreed", [False, True])
 def test_a_loader_process_that_is_lost_is_a_rank_that_has_failed(is_agreed: bool) -> None:
-    """Checks: ABORT, RELEASE. It takes part in the round that is agreed, and says in the next that it has failed."""
+    """Checks: ABORT, RELEASE. It takes part in the round being agreed, and reports in the next that it has failed."""
     delivery, service, wire = begin()
     driver = delivery.driver
     if is_agreed:
@@ -348,7 +348,7 @@ def test_a_loader_process_that_is_lost_is_a_rank_that_has_failed(is_agreed: bool
     report = wire.posts[-1].report
     assert report.cause == "the loader process exited unexpectedly"
     driver.submit(Reported((report, replace(report, rank=1, cause=""))))
-    # What is released is handed out, for the other ranks hand it out too.
+    # Released steps are handed out, because the other ranks hand them out too.
     assert take_two(delivery) == ["batch 0", "batch 1"]
     with pytest.raises(JobError, match="rank 0 failed: the loader process exited unexpectedly"):
         delivery.take()
@@ -356,7 +356,7 @@ def test_a_loader_process_that_is_lost_is_a_rank_that_has_failed(is_agreed: bool
 
 
 def test_half_an_event_ends_the_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks: ABORT. Ctrl-C between a transition and its effects: what is not posted, nobody would wait for in vain."""
+    """Checks: ABORT. Ctrl-C comes between a transition and its effects. No rank may wait for a post that was not sent."""
     delivery, _, wire = begin()
     causes: list[str] = []
     monkeypatch.setattr(wire, "abort", causes.append)
@@ -372,11 +372,11 @@ def test_half_an_event_ends_the_exchange(monkeypatch: pytest.MonkeyPatch) -> Non
         delivery.take()
 
 
-# One that comes or goes late ----------------------------------------------------------------------------------------------
+# Late arrivals and departures ---------------------------------------------------------------------------------------------
 
 
 def close_too_early(rank: int, num_workers: int) -> None:
-    """Rank 1 is slow to read; rank 0 leaves meanwhile, and does not wait until rank 1 can know."""
+    """Rank 1 is slow to read. Rank 0 leaves in the meantime, without waiting until rank 1 can know."""
     data = Numbers(0, 4000, bad=60 if rank == 1 else None, fault="slow")
     settings = SETTINGS | {"ramp_rounds": 0, "depth": 1000, "shard": "given", "timeout_s": 15}
     loader = ODBDataLoader(data, **nested(num_workers=num_workers, **settings))
@@ -388,7 +388,7 @@ def close_too_early(rank: int, num_workers: int) -> None:
         if rank == 0:
             loader._session.end_epoch(0.2)
     finally:
-        dist.barrier()  # who left stays until the other knows
+        dist.barrier()  # the rank that left stays until the other knows
 
 
 def test_one_that_does_not_wait_until_the_others_know_is_named_all_the_same() -> None:
@@ -400,7 +400,7 @@ def test_one_that_does_not_wait_until_the_others_know_is_named_all_the_same() ->
 
 
 def test_leaving_while_steps_are_skipped_is_a_stop() -> None:
-    """Checks: STOP. What was trained on before the state was saved is not taken once the consumer has left."""
+    """Checks: STOP. Steps trained on before the state was saved are not taken again once the consumer has left."""
 
     def make() -> ODBDataLoader:
         settings = SETTINGS | {"window": 2000, "ramp_rounds": 0, "depth": 1}
@@ -446,7 +446,7 @@ def test_what_belongs_to_an_epoch_that_is_over_does_not_reach_the_next(tmp_path:
 
 
 def test_a_loader_process_with_a_dead_worker_is_replaced(tmp_path: Path) -> None:
-    """Persistent workers, one of which died: the next epoch has others."""
+    """One of the persistent workers died, so the next epoch has new ones."""
     word = tmp_path / "kill"
     word.touch()
 
@@ -463,7 +463,7 @@ def test_a_loader_process_with_a_dead_worker_is_replaced(tmp_path: Path) -> None
 
 
 def collate_slowly(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Worth processes of its own."""
+    """It is slow enough for collate processes."""
     time.sleep(0.01)
     return collate(samples)
 
@@ -476,7 +476,7 @@ def count_threads(pid: int) -> int:
 
 
 class Closing:
-    """What closes a connection while it is pickled, as another thread may."""
+    """It closes a connection while it is pickled, as another thread may."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -487,7 +487,7 @@ class Closing:
 
 
 def test_a_connection_that_another_thread_closes_takes_no_order() -> None:
-    """Found by the soak: a loader that was closed after its job had failed raised a TypeError in place of the job's error."""
+    """The soak found this: a loader closed after its job had failed raised a TypeError in place of the job's error."""
     connection, other = multiprocessing.Pipe()
     with pytest.raises(TypeError):
         connection.send(Closing(connection))
@@ -502,7 +502,7 @@ def test_a_connection_that_another_thread_closes_takes_no_order() -> None:
 
 
 def test_workers_that_die_between_two_epochs_are_replaced() -> None:
-    """Nobody misses them: all that they were to read and to collate in their epoch was done."""
+    """They are not missed, because they had read and collated everything in their epoch."""
     options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "collate_fn": collate_slowly}
     with ODBDataLoader(Numbers(0, 150), **nested(**SETTINGS | options)) as loader:
         assert len([number for batch in loader for number in batch["numbers"]]) == 150
@@ -511,7 +511,7 @@ def test_workers_that_die_between_two_epochs_are_replaced() -> None:
         assert len(workers) == 4, "two that read, two that collate"
         for worker in workers[::2]:
             os.kill(worker, signal.SIGKILL)
-            # Its first thread has ended before the process can be waited for, which takes the last.
+            # Its first thread has ended before the process can be waited for, which requires its last thread to end.
             while (look := read_status(worker)) is not None and not (look.is_ended and count_threads(worker) <= 1):
                 time.sleep(0.01)
         time.sleep(0.1)
@@ -533,7 +533,7 @@ def test_a_loader_process_that_is_slow_to_die_is_waited_for(monkeypatch: pytest.
 
 
 class SeenLate:
-    """A process whose end another thread is told of: one that waits for it comes back with nothing, at first."""
+    """A process whose end is reported to another thread. A caller that waits for it gets nothing back at first."""
 
     def __init__(self) -> None:
         self.waits = 0

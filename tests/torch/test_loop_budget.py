@@ -28,7 +28,7 @@ LENGTHS = [64, 20, 33, 100, 7]
 
 
 class Step:
-    """A training step of a small model on made-up tokens, which remembers what it was asked for."""
+    """A training step of a small model on made-up tokens, which records the shapes it was asked for."""
 
     def __init__(self, *, attends: bool = False) -> None:
         torch.manual_seed(0)
@@ -51,10 +51,10 @@ def test_the_budget_is_the_largest_that_fits_and_was_measured(attends: bool) -> 
     step = Step(attends=attends)
     fit = fit_token_budget(step, LENGTHS, limit_bytes=10 * MIB, threshold=0.8)
     allowed = 0.8 * 10 * MIB
-    assert step.shapes[0] == (1, 100)  # the worst comes first
+    assert step.shapes[0] == (1, 100)  # the worst case comes first
     measured = {point.tokens: point.peak_bytes for point in fit.points if point.peak_bytes is not None}
     assert measured[fit.token_budget] <= allowed
-    for length in (100, 33):  # a sample more of any length does not fit
+    for length in (100, 33):  # one more sample of any length does not fit
         samples = fit.token_budget // length
         assert measure_peak(lambda samples=samples, length=length: step(samples, length)) <= allowed
     hardest = 100 if attends else min((100, 33), key=lambda length: fit.token_budget // length * length)
@@ -107,7 +107,7 @@ def test_fake_tensors_are_measured_without_allocating() -> None:
 
 
 def test_an_accelerator_is_asked_for_what_every_torch_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`torch.accelerator` has known of memory only since torch 2.9; the module of a device always has."""
+    """`torch.accelerator` reports memory only since torch 2.9. The module of a device always has."""
     calls: list[str] = []
     answers = {
         "max_memory_allocated": 7,
@@ -133,7 +133,7 @@ def test_an_accelerator_is_asked_for_what_every_torch_has(monkeypatch: pytest.Mo
 
 
 class Pretended:
-    """A step whose memory is a function, so that what follows from it can be computed by hand."""
+    """A step whose memory is a function, so that the results can be computed by hand."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, bytes_of: Any) -> None:
         self.shapes: list[tuple[int, int]] = []
@@ -153,8 +153,8 @@ class Pretended:
     [
         (lambda n, length: 1000 + 10 * n * length, 800),  # 9,000 allowed
         (lambda n, length: 1000 + n * length + (n * length) ** 2 // 100, 840),  # grows faster than the line
-        (lambda n, length: 1000 + 200 * (n * length) ** 0.5, 1590),  # and slower
-        (lambda n, length: 1000 + 10 * n * length + 100 * n, 400),  # something for each sample: the short ones decide
+        (lambda n, length: 1000 + 200 * (n * length) ** 0.5, 1590),  # or slower
+        (lambda n, length: 1000 + 10 * n * length + 100 * n, 400),  # a cost for each sample: the short ones decide
     ],
 )
 def test_whatever_the_curve_the_last_point_that_fits_is_found(
@@ -219,7 +219,7 @@ def test_the_hardest_batches_come_first_and_stay_in_the_budget() -> None:
         == sorted((max(1, 150 // length) * length for length in LENGTHS), reverse=True)[:3]
     )
     assert [point.tokens for point in points] == [a * b for a, b in step.shapes]
-    assert rehearse(step, [200], 150)[0].samples == 1  # longer than the budget: alone
+    assert rehearse(step, [200], 150)[0].samples == 1  # longer than the budget, so alone
 
 
 # Several ranks -----------------------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_a_fit_is_a_value() -> None:
 
 
 def test_the_page_fits_a_budget_without_training_the_model() -> None:
-    """The first two blocks of docs/howto/memory.md: what they run are real steps, on made-up batches."""
+    """The first two blocks of docs/howto/memory.md run real steps, on made-up batches."""
     page = Path(__file__).parents[2] / "docs" / "howto" / "memory.md"
     fit, hardest, *_ = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     before = copy.deepcopy(toy.model.state_dict())

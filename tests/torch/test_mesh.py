@@ -1,4 +1,4 @@
-"""Meshes, over gloo: the peers of a data-parallel rank train on the same batches, whatever happens to one of them."""
+"""Meshes over gloo: the peers of a data-parallel rank train on the same batches, whatever happens to one of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_loader(mesh: Any = None, dataset: Any = None, **options: Any) -> Any:
 
 
 def read(loader: Any, steps: int | None = None) -> list[tuple[bool, list[int]]]:
-    """What each step holds. With the model's collective in each: peers that diverge would hang here, or sum other numbers."""
+    """Returns what each step holds. Each has the model's collective, so peers that diverge would hang, or sum other numbers."""
     found = []
     for batch, info in loader.steps():
         numbers = batch["numbers"]
@@ -50,12 +50,12 @@ def read(loader: Any, steps: int | None = None) -> list[tuple[bool, list[int]]]:
         if len(found) == steps:
             break
     else:
-        assert info.emitted_samples == COUNT - len(loader.dataset.bad)  # of each rank once
+        assert info.emitted_samples == COUNT - len(loader.dataset.bad)  # each rank's once
     return found
 
 
 def check_peers(results: list[Result], ranks: list[list[int]]) -> list[Any]:
-    """The processes of each rank have read the same; returns what each rank has."""
+    """Checks that the processes of each rank read the same, and returns what each rank read."""
     assert not any(result.error for result in results), results
     for peers in ranks:
         assert all(results[peer].value == results[peers[0]].value for peer in peers)
@@ -71,7 +71,7 @@ PAIRS = [[0, 1], [2, 3]]
 
 
 Shape = tuple[tuple[int, ...], tuple[str, ...], dict[str, Any], list[list[int]]]
-"""A mesh: its shape, its names, what the loader is told, and the peers of each rank."""
+"""A mesh: its shape, its names, the loader's options, and the peers of each rank."""
 OF_FOUR: list[Shape] = [
     ((2, 2), ("dp", "tp"), {}, PAIRS),
     ((2, 2), ("dp", "tp"), {"transport": "gather"}, PAIRS),
@@ -86,7 +86,7 @@ OF_EIGHT: list[Shape] = [((2, 2, 2), ("dp_shard", "cp", "tp"), {}, [[0, 1, 2, 3]
 
 
 def read_all(rank: int, shapes: list[Shape]) -> Any:
-    """What this process reads by each mesh, one after another."""
+    """Returns what this process reads with each mesh, one after another."""
     del rank
     found = []
     for shape, names, options, _ in shapes:
@@ -114,7 +114,7 @@ def accept_on(rank: int, told: int) -> Any:
 
 
 def test_a_budget_that_one_peer_accepts_holds_on_all() -> None:
-    """As after an allocation that failed on one process alone."""
+    """For example after an allocation that failed on only one process."""
     for results in run_each(4, accept_on, [(1,), (2,)]):
         first, second = check_peers(results, PAIRS)
         check_complete([[(is_idle, numbers) for _, is_idle, numbers in part] for part in (first, second)])
@@ -125,7 +125,7 @@ def test_a_budget_that_one_peer_accepts_holds_on_all() -> None:
 
 
 def make_bad(ranks: tuple[int, ...]) -> Numbers:
-    """Makes what raises for one sample, on some ranks of the job."""
+    """Returns samples of which one raises, on some ranks of the job."""
 
     def fail(index: int) -> None:
         if dist.get_rank() in ranks:
@@ -141,7 +141,7 @@ def read_bad(rank: int, ranks: tuple[int, ...], options: dict[str, Any]) -> Any:
 
 
 def test_a_sample_that_peers_cannot_read_is_set_aside_by_all_or_an_error_on_all_that_names_who() -> None:
-    """Where only one peer sets it aside, the two would form other batches from there on."""
+    """If only one peer set it aside, the two would form different batches from then on."""
     aside = {"on_bad_sample": "quarantine"}
     # Whichever rank has drawn the sample, one of its peers cannot read it.
     some = [(bad, aside | {"transport": kind}) for bad in ((1, 3), (0, 2)) for kind in ("reduce", "gather")]
@@ -302,7 +302,7 @@ def read_apart(rank: int, kind: str) -> None:
 
 
 def test_data_parallel_groups_beside_each_other_are_refused_on_every_rank() -> None:
-    """Peers diverged without a word once one of them accepted another budget. Spec: R17.1."""
+    """Peers diverged silently once one of them accepted another budget. Spec: R17.1."""
     for result in chain.from_iterable(run_each(4, read_apart, [("common",), ("stream",), ("sampler",)])):
         assert result.error == "UsageError", result
         assert "process_group has 2 of the job's 4 ranks: " in result.text
@@ -337,7 +337,7 @@ def write_traces(rank: int, folder: Path, told: int, failing: tuple[int, ...]) -
 
 
 def test_the_traces_of_a_mesh_pass_the_checker(tmp_path: Path) -> None:
-    """What one peer alone has said is in the agreements of all, though it is in the trace of none but its own.
+    """What only one peer reported is in all agreements, but only in its own trace.
 
     Spec: R17.5.
     """

@@ -1,4 +1,4 @@
-"""Known lengths over real ranks: the same number of micro-batches, the gradient of the whole, and an error for everybody."""
+"""Known lengths on real ranks: the same number of micro-batches, the gradient of the whole, and errors on all ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_tokens(rank: int, index: int) -> torch.Tensor:
 
 
 def compute_loss(model: nn.Module, rank: int, indices: tuple[int, ...]) -> torch.Tensor:
-    """The mean over the tokens of a row in which the samples lie end to end."""
+    """Returns the mean over the tokens of a row that concatenates the samples."""
     row = torch.cat([make_tokens(rank, index) for index in indices])
     return nn.functional.cross_entropy(model(row), (row + 1) % 32)
 
@@ -66,11 +66,11 @@ def test_the_gradient_is_that_of_the_whole_and_the_plan_that_of_the_pure_functio
         assert tuple(indices if not is_idle else () for indices, is_idle in batches) == planned[rank].micro_batches
         assert gradient == pytest.approx(by_token, rel=1e-9, abs=1e-12)
         assert by_sequence == pytest.approx(get_gradient(model), rel=1e-9, abs=1e-12)
-    assert results[1].value[0].count(((0,), True)) == planned[0].count - 1  # it has one sample, and runs it again
+    assert results[1].value[0].count(((0,), True)) == planned[0].count - 1  # its only sample, which it runs again
 
 
 def collect_errors(rank: int, culprit: int, cases: list[dict[str, Any]]) -> list[str]:
-    """What each case raises, one after another in the same process group: none may leave anything behind."""
+    """Returns what each case raises, one after another in the same process group. None may leave anything behind."""
     found = []
     for case in cases:
         options = {"budget": 40} | (case if rank == culprit else {})
@@ -83,7 +83,7 @@ def collect_errors(rank: int, culprit: int, cases: list[dict[str, Any]]) -> list
 
 
 def test_who_cannot_plan_or_plans_by_other_terms_is_named_on_every_rank() -> None:
-    """Spec: R13.11. All cases of it are in tests/plan/test_agreement.py."""
+    """Spec: R13.11. All cases are in tests/plan/test_agreement.py."""
     cases: list[dict[str, Any]] = [{"budget": 20}, {"cost": lambda tokens: 1 // 0}, {"at_least": 2}]
     cases += [{"mean": "sequence-mean"}, {"mean": "bogus"}]
     for result in run_ranks(3, collect_errors, 2, cases):
@@ -121,7 +121,7 @@ def test_a_single_process_needs_no_group() -> None:
 
 
 def test_keys_of_a_tensor_are_its_numbers() -> None:
-    """Spec: R13.3. Equal tensors have hashes of their own."""
+    """Spec: R13.3. Equal tensors have different hashes."""
     lengths, keys = torch.tensor([10] * 4), torch.tensor([7, 7, 8, 8])
     for together in (keys, list(keys), keys.numpy()):
         batches = plan_micro_batches(lengths, budget=20, together=together, mean="group-mean")

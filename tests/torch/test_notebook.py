@@ -1,4 +1,4 @@
-"""The notebook runs from its first cell to its last, and is kept without outputs."""
+"""The notebook runs from its first cell to its last, and is stored without outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_it_is_kept_without_outputs() -> None:
 
 @pytest.mark.deep
 def test_it_runs_from_its_first_cell_to_its_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks: COVER, ALIGN, BUDGET. As one program, since its cells say nothing that only a notebook understands."""
+    """Checks: COVER, ALIGN, BUDGET. It runs as one program, since its cells hold nothing that only a notebook understands."""
     program = tmp_path / "cells.py"
     program.write_text("\n\n".join("".join(cell["source"]) for cell in read_cells()))
     monkeypatch.setenv("MPLBACKEND", "Agg")

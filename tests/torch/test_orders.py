@@ -1,4 +1,4 @@
-"""R12.4: the order of an epoch that is shuffled, by seed and epoch."""
+"""R12.4: the order of a shuffled epoch, by seed and epoch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_order(seed: int, epoch: int) -> list[int]:
 
 
 def test_different_seeds_and_epochs_have_different_orders() -> None:
-    """Spec: R12.4. Also those whose sum, product or last 32 bits are the same."""
+    """Spec: R12.4. This includes those with the same sum, product or last 32 bits."""
     seeds = (0, 1, 2, 7, -1, 1_000_003, 2_000_006, 2**31, 2**32, 2**32 + 1, 2**63, 2**63 + 1, 2**64 - 1, -(2**63))
     orders = {tuple(compute_order(30, seed, epoch)) for seed in seeds for epoch in range(20)}
     assert len(orders) == 20 * len(seeds)

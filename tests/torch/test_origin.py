@@ -1,4 +1,4 @@
-"""Traces that real ranks write: what there was to train on and what was trained on before stand in them."""
+"""Traces of real ranks record what there was to train on, and what was trained on before."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLES, STEPS = 60, 4
 
 
 def train_and_resume(rank: int, folder: Path, options: dict[str, Any]) -> None:
-    """An epoch that is left after some steps, its rest by another loader, and a second epoch."""
+    """Runs an epoch that is left after some steps, its rest with another loader, and a second epoch."""
     settings = SETTINGS | options | {"trace": folder / "run.ndjson"}
     with ODBDataLoader(Numbers(0, SAMPLES, bad=7, fault="raise"), **nested(**settings)) as loader:
         for number, _ in enumerate(loader.steps()):
@@ -55,7 +55,7 @@ def test_true_traces_are_accepted(tmp_path: Path) -> None:
         verdict = check_traces(sorted(folder.glob("*.ndjson")), is_replayed=True)
         assert verdict.is_ok, [str(item) for item in verdict.violations]
         statuses = [(job.get_status(Property.COVER), job.get_status(Property.RESUME)) for job in verdict.jobs]
-        is_known = options.get("shard") != "shared"  # else no rank knows what the others had drawn
+        is_known = options.get("shard") != "shared"  # otherwise no rank knows what the others had drawn
         resumed = Status.HOLDS if is_known else Status.NOT_APPLICABLE
         silent = Status.NOT_APPLICABLE
         assert sorted(statuses) == sorted([(silent, silent), (Status.HOLDS, resumed), (Status.HOLDS, silent)]), options
@@ -63,7 +63,7 @@ def test_true_traces_are_accepted(tmp_path: Path) -> None:
 
 
 def train_a_part(rank: int, folder: Path, name: str, steps: int, states: list[Any], options: dict[str, Any]) -> Any:
-    """So many steps of what is left of an epoch; returns what to go on from."""
+    """Runs ``steps`` steps of the rest of an epoch, and returns what to continue from."""
     settings = SETTINGS | options | {"trace": folder / f"{name}.ndjson"}
     with ODBDataLoader(Numbers(0, SAMPLES, bad=7, fault="raise"), **nested(**settings)) as loader:
         if states:

@@ -1,4 +1,4 @@
-"""However a training process ends, the processes that its loader started end too."""
+"""However a training process ends, the processes that its loader started also end."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_no_process_outlives_the_training_process(how: signal.Signals, method: s
 
 @dataclass
 class Parent:
-    """What multiprocessing knows of the process that has started this one, when it takes that for gone."""
+    """What multiprocessing knows about the parent of this process when it believes the parent is gone."""
 
     pid: int
 
@@ -76,7 +76,7 @@ class Parent:
 
 
 def test_a_parent_is_gone_when_the_operating_system_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pipe that multiprocessing asks may have been closed by mistake."""
+    """The pipe that multiprocessing checks may have been closed by mistake."""
     child = subprocess.Popen(["sleep", "30"])
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: Parent(child.pid))
     try:
@@ -84,7 +84,7 @@ def test_a_parent_is_gone_when_the_operating_system_says_so_too(monkeypatch: pyt
     finally:
         child.kill()
     deadline = time.monotonic() + 2
-    while not _is_orphaned(None) and time.monotonic() < deadline:  # though nobody has waited for it yet
+    while not _is_orphaned(None) and time.monotonic() < deadline:  # even though it has not been waited for yet
         time.sleep(0.01)
     assert _is_orphaned(None)
     child.wait()

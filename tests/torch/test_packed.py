@@ -1,4 +1,4 @@
-"""The packed layout: rows as transformers names their fields, exact weights, a model that trains as on single samples."""
+"""The packed layout: rows with transformers' field names, exact weights, and a model that trains as on single samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.torch.ranks import get_values, run_ranks
 SETTINGS: dict[str, Any] = {"token_budget": 60, "layout": "packed", "window": 12, "timeout_s": 20}
 SIZES = [23, 8]
 TOLERANCE = 1e-6
-"""transformers computes attention and loss in float32, whatever the model is in."""
+"""transformers computes attention and loss in float32, whatever the precision of the model."""
 
 
 class Texts(Dataset[Any]):
@@ -52,7 +52,7 @@ def make_model(attention: str = "sdpa") -> Any:
         num_attention_heads=2,
         num_key_value_heads=1,
         attn_implementation=attention,
-        use_cache=False,  # with a cache transformers does not look for samples in a row
+        use_cache=False,  # with a cache, transformers does not look for separate samples in a row
     )
     return transformers.LlamaForCausalLM(config).double()
 
@@ -62,7 +62,7 @@ def get_gradient(model: Any) -> torch.Tensor:
 
 
 def compute_single_gradient(samples: list[dict[str, Any]], model: Any) -> torch.Tensor:
-    """The gradient of the mean loss over the supervised tokens of all samples, each by itself."""
+    """Returns the gradient of the mean loss over the supervised tokens of all samples, each by itself."""
     model.zero_grad()
     supervised = sum(int((sample["labels"][1:] != -100).sum()) for sample in samples)
     for sample in samples:
@@ -82,7 +82,7 @@ def test_a_row_is_what_transformers_makes_of_the_samples(has_labels: bool, is_li
         {name: value.tolist() if is_list else value for name, value in sample.items() if has_labels or name != "labels"}
         for sample in SAMPLES
     ]
-    # Theirs took tensors for lists before transformers 5, and failed.
+    # Before transformers 5, theirs took tensors for lists, and failed.
     lists = [{name: torch.as_tensor(value).tolist() for name, value in sample.items()} for sample in samples]
     theirs = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)(lists)
     ours = FlattenSamples()(samples)
@@ -125,7 +125,7 @@ def test_a_label_of_its_own_token_stays_and_samples_stay_as_they_were() -> None:
     ],
 )
 def test_what_would_join_samples_or_train_on_prompts_is_refused(second: dict[str, list[int]], said: str) -> None:
-    """Checks: WEIGHT. Attention that goes by positions takes samples for one whose positions continue."""
+    """Checks: WEIGHT. Attention that uses positions takes samples for one if their positions continue."""
     (name,) = second
     first = {"position_ids": [0, 1], "completion_mask": [1, 1], "attention_mask": [1, 1]}
     samples = [{"input_ids": [1, 2], name: first[name]}, {"input_ids": [3, 4]} | second]
@@ -189,7 +189,7 @@ def test_rows_keep_the_budget_and_hold_every_sample_once(num_workers: int, tmp_p
 
 
 def test_a_collate_fn_that_packs_by_itself_is_used_as_it_is_and_checked() -> None:
-    """Checks: WEIGHT. Labels that reach across samples are loss that was not counted."""
+    """Checks: WEIGHT. Labels that reach across samples are a loss that was not counted."""
 
     def pack(samples: list[dict[str, Any]]) -> dict[str, Any]:
         return {name: torch.cat([sample[name] for sample in samples])[None] for name in ("input_ids", "labels")}
@@ -229,7 +229,7 @@ def test_a_collate_fn_that_pads_is_warned_of(num_workers: int) -> None:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_model_sees_every_sample_of_a_row_by_itself(attention: str) -> None:
-    """Checks: WEIGHT. Logits, so losses, of every token, and the gradient of their mean."""
+    """Checks: WEIGHT. Logits, and so losses, of every token, and the gradient of their mean."""
     # https://github.com/google/grain/issues/1000
     model = make_model(attention)
     row = FlattenSamples()(SAMPLES)
@@ -239,7 +239,7 @@ def test_a_model_sees_every_sample_of_a_row_by_itself(attention: str) -> None:
     out.loss.backward()
     packed = get_gradient(model)
     assert torch.allclose(packed, compute_single_gradient(SAMPLES, model), atol=TOLERANCE)
-    # The check can fail: without positions that begin again each sample would see those before it.
+    # The check can fail: without positions that restart, each sample would see those before it.
     model.config.use_cache = True
     assert not torch.allclose(model(**row).logits[0], alone, atol=1e-3)
     model.config.use_cache = False
@@ -248,14 +248,14 @@ def test_a_model_sees_every_sample_of_a_row_by_itself(attention: str) -> None:
 
 
 def list_samples(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """As lists, which can leave the process that made them."""
+    """Returns samples as lists, which can be sent to another process."""
     ends = row["cu_seq_lens_q"].tolist()
     spans = [slice(begin, end) for begin, end in pairwise(ends)]
     return [{name: row[name][0, span].tolist() for name in ("input_ids", "labels")} for span in spans]
 
 
 def train(rank: int) -> list[tuple[list[dict[str, Any]], list[float]]]:
-    """The samples of this rank in each update, and the gradient."""
+    """Returns this rank's samples in each update, and the gradient."""
     model = make_model()
     wrapped = DistributedDataParallel(model)
     shard = Texts(sum(SIZES[:rank]), SIZES[rank])

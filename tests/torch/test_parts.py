@@ -1,4 +1,4 @@
-"""The adapter's small parts: weights, packing, measures, taking over a DataLoader."""
+"""The adapter's small parts: weights, packing, measures, and conversion of a DataLoader."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.torch.data import Numbers, Stream, collate
 
 
 def test_a_mean_over_samples_asks_for_no_token_that_carries_loss() -> None:
-    """How many carry loss is then nobody's business; a sum over no token is 0."""
+    """The number of tokens that carry loss is then irrelevant. A sum over no token is 0."""
     counts, total = StepCounts(2, 2, 0), StepCounts(8, 40, 30)
     by_mean, by_sum = (Weighting(scaling=LossScaling.SAMPLES, reduction=reduction) for reduction in LossReduction)
     assert by_mean.compute_scale(counts, total, 2) == 2 * 2 / 8
@@ -108,7 +108,7 @@ def test_a_sample_with_one_label_counts_once(labels: dict[str, Any], count: int)
 
 
 def test_a_pair_counts_once() -> None:
-    """Spec: R1.1. What has input_ids is a text, whatever else it has."""
+    """Spec: R1.1. A sample with input_ids is a text, whatever else it has."""
     pair = {"chosen_ids": [1, 2], "rejected_ids": [3]}
     assert (is_pair(pair), is_whole(pair), SupervisedCounter(get_length)(pair)) == (True, True, 1)
     text = {**pair, "input_ids": [1, 2]}
@@ -116,7 +116,7 @@ def test_a_pair_counts_once() -> None:
 
 
 def test_labels_of_another_length_than_the_input_are_those_of_a_decoder() -> None:
-    """Spec: R1.1. A caller that says so has them counted; else the error says what to say."""
+    """Spec: R1.1. They count if the caller says so; otherwise the error says what to pass."""
     for kind in (list, torch.tensor):
         sample = {"input_ids": kind([1, 2]), "labels": kind([3, 4, -100])}
         assert SupervisedCounter(get_length, is_shifted=False)(sample) == 2
@@ -265,7 +265,7 @@ class Odd(SequentialSampler):
 
 
 class Few(DistributedSampler[int]):
-    """Lists three samples, whatever the rank."""
+    """Lists three samples, on any rank."""
 
     def __iter__(self) -> Iterator[int]:
         return iter((4, 5, 6))
@@ -284,7 +284,7 @@ DATA = Numbers(0, 31)
         ({"shuffle": True, "num_workers": 1, "prefetch_factor": 3}, range(31)),
         ({"sampler": DistributedSampler(DATA, 2, 0)}, range(31)),
         ({"dataset": Stream(0, 20)}, range(20)),
-        # Samplers of a part of the data set, and of the user's own, are kept.
+        # Samplers for part of the data set, and the user's own, are kept.
         ({"sampler": SequentialSampler(range(5))}, range(5)),
         ({"sampler": RandomSampler(range(5))}, range(5)),
         ({"sampler": DistributedSampler(range(5), 1, 0)}, range(5)),
@@ -334,7 +334,7 @@ class _AtOnce(Numbers):
 def test_quick_samples_come_in_larger_chunks_unless_they_draw_together(
     dataset: Numbers, count: int, largest: range
 ) -> None:
-    """What a data set draws for a chunk must not follow from the clock. Spec: R12.1. Preserves: REPLAY."""
+    """What a data set draws for a chunk must not depend on the clock. Spec: R12.1. Preserves: REPLAY."""
     sizes: list[int] = []
 
     def measure(samples: list[Any]) -> list[Any]:

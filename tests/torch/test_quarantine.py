@@ -1,4 +1,4 @@
-"""Bad samples set aside: what is trained on, what is reported, where it ends, and that a saved epoch goes on exactly."""
+"""Bad samples set aside: what is trained on and reported, what the limits are, and that a saved epoch continues exactly."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ SETTINGS: dict[str, Any] = {
 }
 COUNT = 47
 BAD = (0, 1, 9, 10, 11, 23, 38, 45, 46)
-"""At both ends, alone and in a row."""
+"""At both ends, single and in a row."""
 FAULTS = ("raise", "empty", "no_ids", "labels")
 
 
 def spoil(count: int = COUNT, bad: Iterable[int] = BAD, faults: tuple[str, ...] = FAULTS, kind: Any = Numbers) -> Any:
-    """Samples of which those of ``bad`` are bad, each in the next of several ways."""
+    """Returns samples of which those in ``bad`` are bad, each in the next of several ways."""
     fault_of = dict(zip(bad, itertools.cycle(faults)))
     return kind(0, count, bad=fault_of, fault=fault_of.get)
 
@@ -100,7 +100,7 @@ def test_a_clean_epoch_warns_of_nothing() -> None:
 
 
 class Cracked(Stream):
-    """A stream with samples that have no length; may end by raising."""
+    """A stream with samples that have no length. It may end by raising."""
 
     def __init__(self, count: int, raising: bool = False) -> None:
         super().__init__(0, count)
@@ -245,11 +245,11 @@ def test_a_rank_without_samples_replays_the_first_good_one() -> None:
         assert "none of the first 40 samples is good" in result.text
 
 
-# Going on ----------------------------------------------------------------------------------------------------------------
+# Resuming ----------------------------------------------------------------------------------------------------------------
 
 
 def save_and_go_on(rank: int, num_workers: int, limits: Iterable[int] | None) -> list[Any]:
-    """At these steps, or at every one: what was read before, what a new loader reads from the state, and what it reports."""
+    """Returns for these steps, or every one, what was read before, what a new loader reads from the state, and its report."""
     options = SETTINGS | {"shuffle": True, "accumulation_steps": 2, "num_workers": num_workers}
     with ODBDataLoader(spoil(), **nested(**options)) as loader:
         whole = read(loader)
@@ -263,7 +263,7 @@ def save_and_go_on(rank: int, num_workers: int, limits: Iterable[int] | None) ->
             loader.load_state_dict(state)
             assert loader.state_dict() == state
             steps = loader.steps()
-            # Nothing was taken since.
+            # Nothing was taken since then.
             assert not limit or loader.state_dict() == state
             after = []
             for batch, info in steps:
@@ -274,7 +274,7 @@ def save_and_go_on(rank: int, num_workers: int, limits: Iterable[int] | None) ->
 
 
 def test_the_same_ranks_go_on_identically_after_any_step() -> None:
-    """Spec: R11.3. Checks: RESUME, REPLAY. Nor does the state depend on timing or workers."""
+    """Spec: R11.3. Checks: RESUME, REPLAY. The state does not depend on timing or workers either."""
     some = (1, 5, 8)
     alone, helped = map(get_values, run_each(2, save_and_go_on, [(0, None), (2, some)], timeout_s=120))
     for (whole, *rows), found in zip(alone, helped, strict=True):
@@ -324,7 +324,7 @@ def test_what_decided_the_steps_taken_must_be_readable_again(is_last: bool) -> N
 
 
 def test_what_is_read_after_a_failure_does_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spec: R11.3. The samples carried are read again before the exchange has told anyone that one of them is bad."""
+    """Spec: R11.3. The carried samples are read again before the exchange has reported that one of them is bad."""
     original = Exchange._exchange
 
     def exchange_late(exchange: Exchange, transport: Transport) -> None:
@@ -414,7 +414,7 @@ def test_a_guarded_data_set_that_reads_at_once_says_which_sample_is_bad() -> Non
     guarded = SeededDataset(inner, list, is_guarded=True)
     found: Any = guarded[KeyChunk(0, [(0, 2), (1, 3)])]
     assert [(place, sample["number"]) for place, sample in found] == [(0, 2), (1, 3)]
-    assert inner.calls == 2  # the first sample is read alone, to see whether it draws
+    assert inner.calls == 2  # the first sample is read alone, to find out whether it draws
     (_, first), (_, second) = guarded[KeyChunk(0, [(0, 0), (1, 2)])]
     assert first == BadSample("ValueError: bad row 0")
     assert second["number"] == 2  # type: ignore[index]

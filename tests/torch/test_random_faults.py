@@ -1,6 +1,6 @@
-"""A slice of the soak: faults at random, in real processes; and that it is able to fail. See tests/soak/faults.py.
+"""A slice of the soak: faults at random, in real processes, and evidence that it can fail. See tests/soak/faults.py.
 
-``ODB_FAULT_RUNS`` sets how many worlds of up to eight faults: eight, or two in a slice.
+``ODB_FAULT_RUNS`` sets the number of worlds of up to eight faults: by default eight, or two in a slice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RUNS = int(os.environ.get("ODB_FAULT_RUNS", few(8)))
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_nobody_hangs_and_the_survivors_agree() -> None:
-    """In a process of its own: it forks, and starts a fork server."""
+    """It runs in a separate process, because it forks, and starts a fork server."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.soak.faults", "--runs", str(RUNS)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -48,11 +48,11 @@ def test_the_seeds_reach_everything() -> None:
     assert not any(world.is_lab for world in map(expand, range(1000)))
 
 
-# That it is able to fail ------------------------------------------------------------------------------------------------
+# It can fail -------------------------------------------------------------------------------------------------------------
 
 
 def find_case(fault: Fault, *, workers: bool = True) -> Case:
-    """A case of two ranks, of which the second is the culprit."""
+    """Returns a case of two ranks, of which the second is the culprit."""
     cases = (case for seed in range(10_000) for case in expand(seed).cases)
     found = next(
         case

@@ -1,4 +1,4 @@
-"""What samples and batches draw at random follows from seed, epoch, rank and their number alone, and disturbs nobody."""
+"""Random draws of samples and batches depend only on seed, epoch, rank and number, and affect no other generator."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_ranks_draw_different_numbers_those_of_idle_steps_too() -> None:
 
 
 def read_without_samples(rank: int, num_workers: int) -> list[Row]:
-    """Rank 1 has no sample of its own, and reads the data set's first for each idle step."""
+    """Rank 1 has no samples, and reads the data set's first for each idle step."""
     random.seed()
     np.random.seed()
     torch.seed()
@@ -131,7 +131,7 @@ def test_an_epoch_that_goes_on_draws_what_it_would_have_drawn(
 
 @pytest.mark.parametrize("kind", ["map", "stream"])
 def test_reading_in_the_trainers_process_leaves_its_generators_alone(kind: str) -> None:
-    """Spec: R12, R12.2. Checks: REPLAY. So dropout is what it is without this loader."""
+    """Spec: R12, R12.2. Checks: REPLAY. Dropout, for example, is the same as without this loader."""
 
     def train(loader: ODBDataLoader | range) -> list[tuple[float, float, float]]:
         random.seed(7)
@@ -176,12 +176,12 @@ def test_a_stream_draws_the_same_in_the_same_epoch_of_as_many_workers(options: d
         again = read(loader)
     assert epochs[0] == again != epochs[1]
     drawn = [numbers for epoch in epochs for _, of_samples, _ in epoch for numbers in of_samples]
-    assert len(set(drawn)) == len(drawn)  # whichever worker they are from
+    assert len(set(drawn)) == len(drawn)  # from any worker
     assert len({row[2] for epoch in epochs for row in epoch}) == sum(map(len, epochs))
 
 
 class Named(IterableDataset[Any]):
-    """Each worker yields what it is told by name."""
+    """Each worker yields what its name assigns to it."""
 
     parts: tuple[int, ...] = ()
 
@@ -192,7 +192,7 @@ class Named(IterableDataset[Any]):
 
 
 def share_out(worker_id: int) -> None:
-    """What the documentation of IterableDataset shows."""
+    """The function shown in the documentation of IterableDataset."""
     data = get_worker_info().dataset
     assert type(data) is Named
     data.parts = (0, 1)

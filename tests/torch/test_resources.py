@@ -1,4 +1,4 @@
-"""What samples cost while they are held: memory, but no descriptor and no shared-memory file."""
+"""What samples cost while they are held: memory, but no descriptors and no shared-memory files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_window_of_images_takes_no_descriptors(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root and unshare")
 def test_a_window_of_images_takes_no_shared_memory(tmp_path: Path) -> None:
-    """As in a container whose /dev/shm is small: 1 MB, for 60 MB of samples."""
+    """/dev/shm is as small as in some containers: 1 MB, for 60 MB of samples."""
     mount = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
     if subprocess.run(["unshare", "-m", "sh", "-c", mount, "sh", "true"], check=False, capture_output=True).returncode:
         pytest.skip("no mounting in this container")
@@ -75,7 +75,7 @@ def test_a_window_of_images_takes_no_shared_memory(tmp_path: Path) -> None:
 
 
 def send(value: object) -> Any:
-    """What arrives of a value that is sent to another process."""
+    """Returns what arrives when a value is sent to another process."""
     return unpack(ForkingPickler.loads(ForkingPickler.dumps(pack(value))))
 
 
@@ -94,8 +94,8 @@ def test_large_tensors_arrive_as_they_were(monkeypatch: pytest.MonkeyPatch, has_
     }
     before = len(os.listdir("/proc/self/fd"))
     arrived = send(sent)
-    again = send(arrived)  # as a batch made of what has arrived
-    # One stays: the socket by which descriptors are asked for. Its thread closes what it has handed out in its own time.
+    again = send(arrived)  # like a batch made of received samples
+    # One stays: the socket for requests of descriptors. Its thread closes descriptors some time after it has handed them out.
     deadline = time.monotonic() + 10
     while (now := len(os.listdir("/proc/self/fd"))) > before + 1 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -127,9 +127,9 @@ def test_a_full_machine_is_explained(monkeypatch: pytest.MonkeyPatch, code: str,
 def test_a_process_without_descriptors_left_says_so() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     data = torch.zeros(LARGE_BYTES, dtype=torch.uint8)
-    send(data)  # opens the socket by which descriptors are asked for
+    send(data)  # opens the socket for requests of descriptors
     try:
-        # None of so many is free, whatever a thread of an earlier test closes meanwhile.
+        # None of these is free, whatever a thread of an earlier test closes in the meantime.
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         with pytest.raises(TransferError, match="no file descriptor left"):
             send(data)

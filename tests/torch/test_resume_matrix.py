@@ -1,6 +1,6 @@
 """RESUME as a matrix: saved after every step of an epoch by W ranks, resumed by W' ranks, W and W' in 1 to 4.
 
-States are saved in mid-loop, as a training job saves them, while later steps are read, formed and collated already. All
+States are saved inside the loop, as a training job saves them, while later steps are already read, formed and collated. All
 states of a W come from one epoch, and all continuations with W' ranks run in one launch, so the matrix takes 4 + 4 launches.
 """
 
@@ -36,7 +36,7 @@ def make_loader(options: dict[str, Any]) -> ODBDataLoader:
 
 
 def read(loader: ODBDataLoader, states: list[Any] | None = None) -> list[Row]:
-    """The steps to the epoch's end; the state after each is added to ``states``."""
+    """Returns the steps up to the end of the epoch. The state after each is added to ``states``."""
     rows = []
     for batch, info in loader.steps():
         rows.append((info.step, [] if info.is_idle else batch["numbers"], info.loss_scale))
@@ -52,7 +52,7 @@ def save_at_every_step(rank: int, options: dict[str, Any]) -> tuple[list[Row], l
 
 
 def go_on(rank: int, cells: list[list[Any]], options: dict[str, Any]) -> list[list[Row]]:
-    """What follows the states of each cell, with a fresh loader for each."""
+    """Returns the steps after the states of each cell, with a new loader for each."""
     found = []
     for states in cells:
         with make_loader(options) as loader:
@@ -74,7 +74,7 @@ def save(world_size: int, options: dict[str, Any]) -> Saved:
 def check_continuations(
     saved_by_world: dict[int, Saved], limits: dict[int, list[int]], world_size: int, **options: Any
 ):
-    """Goes on with ``world_size`` ranks after so many steps of each epoch as ``limits`` lists."""
+    """Continues with ``world_size`` ranks after the numbers of steps in ``limits``, for each epoch."""
     keys = [(world, limit) for world in saved_by_world for limit in limits[world]]
     cells = [[states[limit] for _, states in saved_by_world[world]] for world, limit in keys]
     values = get_values(run_ranks(world_size, go_on, cells, options, timeout_s=240))
@@ -106,7 +106,7 @@ def test_any_number_of_ranks_goes_on_after_any_step_of_any_other(
 ) -> None:
     """Spec: R10.3, R14.6. Checks: RESUME, ONCE, COVER, REPLAY, ALIGN, DEAL.
 
-    Nothing lost, nothing twice; the same ranks repeat the rest exactly.
+    Nothing is lost or repeated, and the same ranks repeat the rest exactly.
     """
     # https://github.com/Lightning-AI/litData/issues/878
     limits = {world: list(range(len(saved[0][1]))) for world, saved in saved_by_world.items()}
@@ -118,7 +118,7 @@ def test_any_number_of_ranks_goes_on_after_any_step_of_any_other(
 def test_states_saved_with_workers_and_prefetch_in_flight_are_as_good(
     saved_by_world: dict[int, Saved], shard: str
 ) -> None:
-    """Checks: RESUME, REPLAY. Saved with workers and without them are the same states, and either goes on from them."""
+    """Checks: RESUME, REPLAY. States saved with workers and without them are equal, and training resumes from either."""
     options = {"num_workers": 2, "prefetch_factor": 2, "shard": shard}
     saved = save(2, options)
     assert saved == saved_by_world[2]

@@ -1,4 +1,4 @@
-"""The settings of the loader: few arguments, whose old spelling is refused with the new one."""
+"""The settings of the loader: few arguments, whose old spelling is refused with a hint at the new one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from odb_ref.torch.settings import GROUP_OF, GROUPS, RENAMED, LoaderArguments, a
 
 MOST_ARGUMENTS = 24
 KEPT = {"scaling", "reduction", "is_divided_by_trainer"}
-"""Settings that had another name, and no argument of this one."""
+"""Settings that used to have another name, without an argument of this name."""
 
 
 def test_the_constructor_has_few_arguments_and_each_is_described() -> None:

@@ -1,4 +1,4 @@
-"""A bounded set of shapes: rows of few lengths within the budget, what they cost, and the compilations they save."""
+"""A bounded set of shapes: rows of few lengths within the budget, their cost, and the compilations they save."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.torch.data import make_sample
 BUDGET = 12_288
 SHAPES = 8
 GOAL = 0.03
-"""The share of padding, beside the tokens."""
+"""The largest share of padding in addition to the tokens."""
 
 
 def test_rows_are_padded_within_the_budget_to_at_most_so_many_lengths() -> None:
@@ -51,7 +51,7 @@ def test_the_padding_is_a_sample_of_its_own_without_labels() -> None:
 
 
 def read_rows(name: str, window: int) -> list[int]:
-    """The tokens of each packed row of eight ranks."""
+    """Returns the tokens of each packed row of eight ranks."""
     rows: list[int] = []
 
     def observe(rank: int, event: object, effects: Sequence[object], time_s: float) -> None:
@@ -75,7 +75,7 @@ def test_what_the_shapes_cost() -> None:
         for window in (256, 1024):
             rows = read_rows(name, window)
             lengths = [bounded.compute_length(tokens) for tokens in rows]
-            # One trace has a sample beyond the budget.
+            # One trace has a sample over the budget.
             assert len({length for length in lengths if length <= BUDGET}) <= SHAPES
             assert all(length % BUDGET == 0 for length in lengths if length > BUDGET)
             price = sum(lengths) / sum(rows) - 1
@@ -85,7 +85,7 @@ def test_what_the_shapes_cost() -> None:
 
 
 class Attention(nn.Module):
-    """A layer that keeps the samples of a row apart by their positions."""
+    """A layer that separates the samples of a row by their positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,11 +100,11 @@ class Attention(nn.Module):
 
 
 def train(collate: Any) -> tuple[int, list[float]]:
-    """How often a model was compiled in an epoch, and its weighted losses."""
+    """Returns how often a model was compiled in an epoch, and its weighted losses."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model = Attention().double()
-    with torch._dynamo.config.patch(cache_size_limit=1000):  # torch 2.6 knows no newer name
+    with torch._dynamo.config.patch(cache_size_limit=1000):  # torch 2.6 does not have the newer name
         compiled = torch.compile(model, backend="eager", dynamic=False)
         losses = []
         data = [{name: make_sample(number)[name] for name in ("input_ids", "labels")} for number in range(100)]
@@ -118,7 +118,7 @@ def train(collate: Any) -> tuple[int, list[float]]:
 
 
 def test_a_compiled_model_is_compiled_once_for_each_shape() -> None:
-    """And its losses are those without padding."""
+    """Its losses are also those without padding."""
     from odb_ref import FlattenSamples
 
     before, losses = train(FlattenSamples())

@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
     "token_budget": 60, "window": 9, "collate_fn": collate, "shuffle": True, "shard": "shared", "timeout_s": 20,
 }  # fmt: skip
 QUARANTINE: dict[str, Any] = {"on_bad_sample": "quarantine", "ramp_rounds": 0}
-"""Without windows of a single sample: one that is bad would be all of it."""
+"""Without windows of a single sample, in which a bad one would be everything."""
 SPOILT = (3, 17, 50, 51, 90)
 Steps = list[list[int]]
 
@@ -76,7 +76,7 @@ def test_the_ranks_of_a_job_read_each_sample_once(world_size: int, options: dict
 
 
 def read_spoilt(rank: int, options: dict[str, Any], limit: int) -> Any:
-    """All that is read, with a restart after ``limit`` steps; and what was set aside, before and after it."""
+    """Returns everything that is read, with a restart after ``limit`` steps, and what was set aside before and after it."""
     data = make_spoilt()
     with ODBDataLoader(data, **nested(**(SETTINGS | QUARANTINE | options))) as loader:
         steps = []
@@ -104,7 +104,7 @@ def test_bad_samples_are_set_aside_by_who_draws_them(options: dict[str, Any], li
 
 
 def read_a_bad_window(rank: int) -> None:
-    # The first window of rank 1 is the places 4 to 7, and all that it holds is bad.
+    # The first window of rank 1 holds the places 4 to 7, and all of them are bad.
     data = Numbers(0, 40, bad=range(4, 8), fault="raise")
     options = {"shuffle": False, "window": 4, "ramp_rounds": 0, "on_bad_sample": "quarantine", "max_bad_samples": 9}
     with ODBDataLoader(data, **nested(**(SETTINGS | options))) as loader:
@@ -112,7 +112,7 @@ def read_a_bad_window(rank: int) -> None:
 
 
 def test_a_window_of_bad_samples_ends_the_epoch_by_name() -> None:
-    """Spec: R14.5, R11.2. Checks: ABORT. Not without a word, and not as the end of the order."""
+    """Spec: R14.5, R11.2. Checks: ABORT. It neither ends silently, nor counts as the end of the order."""
     results = run_ranks(2, read_a_bad_window)
     assert {(result.error, result.rank) for result in results} == {("JobError", 1)}
     for said in ("all samples of a window are bad", "shard='shared'", "window=", "ramp_rounds=0"):
@@ -176,7 +176,7 @@ def test_the_places_of_what_is_drawn_are_known_by_number() -> None:
 def test_places_are_those_of_what_is_neither_left_out_nor_skipped(
     left_out: set[int], bad: set[int], is_drawn: bool, rng: Any
 ) -> None:
-    """Spec: R11.1, R14.4. In whatever order they are skipped."""
+    """Spec: R11.1, R14.4. This holds for any order in which they are skipped."""
     places = Places(5, 0, left_out=left_out, is_drawn=is_drawn)
     cuts = sorted(rng.sample(range(31), 3))
     for begin, end in pairwise([0, *cuts, 31]):
@@ -190,7 +190,7 @@ def test_places_are_those_of_what_is_neither_left_out_nor_skipped(
 
 
 def test_places_go_on_with_those_of_a_round() -> None:
-    """Spec: R11.3, R14.6. Samples 0 to 8 stand before place 40, 5 is carried, and the round has drawn two places or none."""
+    """Spec: R11.3, R14.6. Samples 0 to 8 come before place 40, 5 is carried, and the round has drawn two places or none."""
     for count in (0, 2):
         start = RoundStart(read_samples=9, carried=(5,), draw=Draw(40, count, 60))
         places = Places.resume(start, (22,), ())
@@ -208,9 +208,9 @@ def test_a_quarantine_counts_what_is_drawn() -> None:
     assert [quarantine.places.get_position(place) for place in (10, 12, 13)] == [0, 1, 2]
     quarantine.places.draw(range(30, 32))
     assert [quarantine.places.get_place(position) for position in range(5)] == [10, 12, 13, 30, 31]
-    assert quarantine.get_known(3, False) == 32  # what was drawn was read
+    assert quarantine.get_known(3, False) == 32  # everything drawn was read
     assert quarantine.add(31, "spoilt") == ""
-    assert quarantine.get_known(4, False) == 32  # though a rank that draws nothing more reads no good sample behind it
+    assert quarantine.get_known(4, False) == 32  # although a rank that draws nothing more reads no good sample after it
 
 
 def test_a_feed_hands_out_nothing_while_nothing_is_drawn() -> None:
@@ -227,10 +227,10 @@ def test_a_feed_hands_out_nothing_while_nothing_is_drawn() -> None:
 
 
 def test_what_is_asked_for_does_not_wait_for_what_is_read_ahead() -> None:
-    """Spec: R16.4. A chunk holds samples of one kind; those of a small draw are shared out among workers."""
+    """Spec: R16.4. A chunk holds samples of one kind, and those of a small draw are divided among workers."""
     feed = KeyFeed(ReadPlan(keys=(), is_drawn=True), readers=2)
     feed.add([(place, place) for place in range(9)], 3)
-    feed.add([], 6)  # those read ahead
+    feed.add([], 6)  # the samples read ahead
     feed.add([(9, 9), (10, 10)], 1)
     feed.close()
     chunks = [chunk.keys for chunk in iter(lambda: feed.take(16), None) if chunk]
@@ -243,7 +243,7 @@ def test_what_is_asked_for_does_not_wait_for_what_is_read_ahead() -> None:
 
 @pytest.mark.parametrize(("readers", "sizes"), [(None, [16, 16, 8]), (1, [5, 12, 12, 11]), (2, [3, 2, 9, 9, 9, 8])])
 def test_readers_are_done_with_what_they_share_at_the_same_time(readers: int | None, sizes: list[int]) -> None:
-    """What an epoch begins with does not wait for a chunk of which it needs one sample, nor its end for one reader."""
+    """The start of an epoch does not wait for a chunk of which it needs one sample, nor the end for one reader."""
     feed = KeyFeed(ReadPlan(keys=range(40), places=range(40)), readers, first=5)
     chunks = [chunk.keys for chunk in iter(lambda: feed.take(16), None) if chunk]
     assert list(map(len, chunks)) == sizes

@@ -1,4 +1,4 @@
-"""Batches of friendly numbers of samples, or of like costs, in real jobs."""
+"""Batches with friendly numbers of samples, or of similar cost, in real jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FRIENDLY = {
 
 
 def read(rank: int, options: dict[str, Any]) -> list[tuple[list[int], float]]:
-    """What each batch holds, and its share of the loss."""
+    """Returns what each batch holds, and its share of the loss."""
     data = Numbers(1000 * rank, SHARDS[rank])
     settings = {
         "token_budget": 150,
@@ -45,12 +45,12 @@ def square(tokens: int) -> int:
 
 
 Job = tuple[dict[str, Any], Property, Status]
-"""What the loader is told, and what the checker says of the traces."""
+"""The loader's options, and the checker's verdict on the traces."""
 SOME: list[Job] = [
     ({"sizes": "even"}, Property.SIZES, Status.HOLDS),
     ({"sizes": "powers", "num_workers": 2}, Property.SIZES, Status.HOLDS),
     ({"cost": "attention/20"}, Property.ORDER, Status.HOLDS),
-    ({"cost": square}, Property.ORDER, Status.NOT_APPLICABLE),  # no trace says what function it was
+    ({"cost": square}, Property.ORDER, Status.NOT_APPLICABLE),  # a trace does not record which function it was
 ]
 OTHERS: list[Job] = [
     ({"sizes": sizes, "num_workers": workers}, Property.SIZES, Status.HOLDS)
@@ -60,7 +60,7 @@ OTHERS: list[Job] = [
 
 @pytest.mark.parametrize("jobs", [SOME, pytest.param(OTHERS, marks=pytest.mark.deep)], ids=["some", "others"])
 def test_every_batch_of_a_job_is_friendly_or_meets_others_of_its_cost(jobs: list[Job], tmp_path: Path) -> None:
-    """Spec: R2.7, R2.8. Checks: SIZES, ORDER, COVER, ALIGN. With shards of unequal sizes, and idle steps."""
+    """Spec: R2.7, R2.8. Checks: SIZES, ORDER, COVER, ALIGN. Shards have unequal sizes, and there are idle steps."""
     cases = [options | {"trace": tmp_path / str(number) / "run.ndjson"} for number, (options, *_) in enumerate(jobs)]
     for case in cases:
         case["trace"].parent.mkdir()

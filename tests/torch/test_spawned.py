@@ -1,6 +1,6 @@
-"""A process that is not forked stays for the next epoch, unless it would have to be sent something else.
+"""A process that is not forked stays for the next epoch, unless it would have to receive something else.
 
-A fork server's processes are sent the same as spawned ones, and import torch once for all of them.
+A fork server's processes receive the same as spawned ones, and torch is imported once for all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def a_server_that_has_torch() -> None:
 
 
 class Where:
-    """A data set that says which process has read a sample."""
+    """A data set that reports which process read a sample."""
 
     def __init__(self) -> None:
         self.offset = 0
@@ -50,7 +50,7 @@ def test_processes_stay_for_the_next_epoch_while_nothing_has_changed() -> None:
         has_torch = "libtorch" in Path(f"/proc/{server}/maps").read_text()
         assert has_torch, "its workers would each import torch"
         data.offset = 100
-        iter(loader)  # whose samples are waited for in make soak: another worker would import torch
+        iter(loader)  # make soak waits for its samples, since another worker would import torch
         assert service._process is not stayed
         assert not stayed.is_alive()
     assert epochs[0] == epochs[1]
@@ -58,7 +58,7 @@ def test_processes_stay_for_the_next_epoch_while_nothing_has_changed() -> None:
 
 
 class Counted(Where):
-    """Holds what only a new process can be sent."""
+    """Holds what can be sent only to a new process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def test_what_cannot_be_compared_is_sent_anew() -> None:
 
 
 class Fatal(Where):
-    """Ends the process that it is sent to, as a main script without a guard does."""
+    """Ends the process to which it is sent, like a main script without a guard."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os._exit, (1,)

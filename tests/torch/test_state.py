@@ -1,4 +1,4 @@
-"""Saving after any step and going on, with the same number of ranks and with others."""
+"""Saving after any step and resuming, with the same number of ranks and with others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_loader(**options: Any) -> ODBDataLoader:
 
 
 def read_on(loader: ODBDataLoader, limit: int | None = None) -> list[Any]:
-    """So many steps, or what is left of an epoch and the next."""
+    """Returns ``limit`` steps, or the rest of an epoch and the next."""
     return read(loader) + read(loader) if limit is None else read(loader, limit)
 
 
@@ -44,7 +44,7 @@ def save_and_go_on(rank: int, options: dict[str, Any]) -> None:
 
 
 def test_the_same_ranks_go_on_identically_to_a_quota_and_in_the_next_epoch() -> None:
-    """After any step. That of a whole epoch is in tests/torch/test_resume_matrix.py."""
+    """Saved after any step. tests/torch/test_resume_matrix.py covers whole epochs."""
     get_values(run_ranks(2, save_and_go_on, {"mode": "quota", "quota": 30}, timeout_s=120))
 
 
@@ -68,13 +68,13 @@ def test_states_that_do_not_fit_are_refused() -> None:
             iter(loader)
     with make_loader(seed=5) as loader:
         loader.load_state_dict(state)
-        for _ in range(2):  # it is kept, and no epoch begins without it
+        for _ in range(2):  # the state is kept, and no epoch begins without it
             with pytest.raises(UsageError, match=r"order of samples has changed .*seed: saved 0, now 5"):
                 iter(loader)
 
 
 def test_a_stream_does_not_go_on_with_another_number_of_workers() -> None:
-    """One worker reads what the training thread would; two yield other samples first."""
+    """One worker reads what the training thread would. Two yield other samples first."""
     options = SETTINGS | {"shuffle": False}
     with ODBDataLoader(Stream(0, 60), **nested(**options)) as loader:
         first, state = read(loader, 2), loader.state_dict()
@@ -109,7 +109,7 @@ def load_another_rank_s_state(rank: int) -> str:
         with pytest.raises((UsageError, JobError)) as caught:
             read(loader)
         loader.load_state_dict(state)
-        assert read(loader)  # the exchange goes on
+        assert read(loader)  # the exchange continues
         return f"{caught.type.__name__}: {caught.value}"
 
 
@@ -165,7 +165,7 @@ def test_other_numbers_of_ranks_do_not_go_beyond_a_quota_that_is_met() -> None:
 
 
 class Remembering(Sampler[int]):
-    """A sampler that lists another order each time, unless it is given its state back."""
+    """A sampler that lists a different order each time, unless its state is restored."""
 
     def __init__(self) -> None:
         self.choose = random.Random(5)
@@ -188,7 +188,7 @@ def test_an_order_that_is_listed_otherwise_is_refused_and_one_listed_alike_goes_
             iter(loader)
         sampler.choose.setstate(memory)
         after = read(loader)
-        loader.load_state_dict(at_start)  # nothing was taken: any order will do
+        loader.load_state_dict(at_start)  # nothing was taken, so any order will do
         assert read(loader)
     assert sorted(number for _, numbers, _ in before + after for number in numbers) == list(range(COUNT))
 
@@ -206,7 +206,7 @@ def test_a_refusal_of_the_order_says_what_to_do() -> None:
 
 
 class Sorted(Dataset[Any]):
-    """The same samples under other keys."""
+    """The same samples under different keys."""
 
     def __init__(self, shift: int) -> None:
         self.shift = shift
@@ -221,7 +221,7 @@ class Sorted(Dataset[Any]):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_samples_that_lie_under_other_keys_are_noticed(num_workers: int) -> None:
-    """Spec: R10.4. Checks: RESUME. The order of the keys is the same; what the machine knows of the samples is not."""
+    """Spec: R10.4. Checks: RESUME. The order of the keys is the same, but what the machine knows of the samples is not."""
     with ODBDataLoader(Sorted(0), **nested(**SETTINGS)) as loader:
         for limit in (1, 4, 9, 15):
             loader.set_epoch(0)

@@ -1,4 +1,4 @@
-"""Going on with a saved epoch: what differs is named, and what is left or dropped is said. Spec: R10.4, R10.5."""
+"""Resuming a saved epoch: differences are named, and what is left or dropped is reported. Spec: R10.4, R10.5."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 6, "collate_fn": colla
 def make_loader(**options: Any) -> ODBDataLoader:
     dataset, settings = options.pop("dataset", Numbers(0, COUNT)), SETTINGS | options
     if settings.get("update_samples") is not None:
-        del settings["window"]  # an update is one
+        del settings["window"]  # an update is a window
     return ODBDataLoader(dataset, **nested(**settings))
 
 
@@ -95,7 +95,7 @@ def test_a_data_set_of_another_size_is_named() -> None:
 
 
 def test_a_data_set_that_grows_inside_an_epoch_does_not_go_on_as_the_larger_one() -> None:
-    """Checks: RESUME. The order of what was begun is that of the smaller one."""
+    """Checks: RESUME. The epoch keeps the order of the smaller one."""
     samples = [{"number": number, "input_ids": torch.zeros(7, dtype=torch.int64)} for number in range(COUNT)]
     options = {"collate_fn": get_numbers, "shuffle": True}
     with make_loader(dataset=samples, **options) as loader:
@@ -118,7 +118,7 @@ def get_numbers(samples: list[dict[str, Any]]) -> list[int]:
 @pytest.mark.parametrize("shard", ["auto", "shared"])
 @pytest.mark.parametrize("steps", [3, 4])
 def test_updates_do_not_change_inside_an_epoch(steps: int, shard: str) -> None:
-    """Checks: ONCE. What is saved at the end of an update counts in updates."""
+    """Checks: ONCE. A state saved at the end of an update counts in updates."""
     options: dict[str, Any] = {"shuffle": True, "shard": shard}
     with make_loader(update_samples=8, **options) as loader:
         taken = loader.steps()
@@ -212,7 +212,7 @@ def as_dicts(numbers: Sequence[int]) -> list[Any]:
 
 
 class Named(Numbers):
-    """Its keys are whatever holds a number."""
+    """Its keys are anything that holds a number."""
 
     def __getitem__(self, index: Any) -> Any:
         while not isinstance(index, int):

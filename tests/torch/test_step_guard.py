@@ -1,4 +1,4 @@
-"""Out of memory in a step: halves on the rank that fails, the same gradients on all, nothing lost, nobody left waiting."""
+"""Out of memory in a step: halves on the rank that fails, the same gradients on all, nothing lost, no rank left waiting."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ OPTIONS: dict[str, Any] = {"token_budget": 90, "window": 12, "collate_fn": colla
 
 @pytest.fixture(autouse=True)
 def light_collections() -> Iterator[None]:
-    """Leaves what is imported out of the garbage collections that follow each failure: a tenth of a second for each."""
+    """Excludes imported objects from the garbage collections after each failure, which would take a tenth of a second each."""
     gc.freeze()
     yield
     gc.unfreeze()
 
 
 class FailingBackward(torch.autograd.Function):
-    """Lets a tensor through, and runs out of memory on the way back."""
+    """Passes a tensor through, and runs out of memory in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ class FailingBackward(torch.autograd.Function):
 
 
 class Faults:
-    """Makes batches of more than ``most`` samples fail, with some chance, at some place of the step."""
+    """Makes batches of more than ``most`` samples fail, with some probability, at some point in the step."""
 
     def __init__(self, seed: int, chance: float, *, most: int = 1) -> None:
         self.choose = random.Random(seed)
@@ -71,7 +71,7 @@ class Faults:
         self.most = most
         self.count = 0
         self.passes: list[tuple[int, ...]] = []
-        """The samples of each pass that came to its end."""
+        """The samples of each pass that completed."""
 
     def compute_loss(self, model: nn.Module, batch: dict[str, Any], reduction: str = "mean") -> torch.Tensor:
         place = ""
@@ -105,7 +105,7 @@ class Faults:
 def train(
     rank: int, chance: float, seed: int, options: dict[str, Any], kind: str = "ddp", epochs: int = 1
 ) -> tuple[list[list[Update]], int, int | None]:
-    """By epoch, its updates; and how often memory ran out here."""
+    """Returns its updates by epoch, and how often memory ran out on this rank."""
     model = make_model()
     wrapped = DistributedDataParallel(model) if kind == "ddp" and dist.is_initialized() else model
     reduction = options.get("loss_reduction", "mean")
@@ -170,7 +170,7 @@ def test_a_batch_without_a_label_goes_in_halves_and_adds_nothing() -> None:
 
 
 class Uneven(nn.Module):
-    """Uses one parameter on even batches, another on odd ones, a third never; counts its passes, as batch norm does."""
+    """Uses one parameter on even batches, another on odd ones, a third never. Counts its passes, as batch norm does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ def train_uneven(rank: int) -> Any:
 
 
 def test_parameters_that_one_rank_uses_are_averaged_and_others_left_alone() -> None:
-    """Samples 2 and 3 on rank 0, in halves since it fails once; 3 on rank 1."""
+    """Rank 0 has samples 2 and 3, in halves because it fails once, and rank 1 has sample 3."""
     results = run_ranks(2, train_uneven)
     assert [result.error for result in results] == ["", ""], results
     expected = [[0.5] * 3, [1.0] * 3, None, [1.5] * 2]
@@ -216,7 +216,7 @@ def test_parameters_that_one_rank_uses_are_averaged_and_others_left_alone() -> N
 
 
 def train_with_less(rank: int) -> Any:
-    """By epoch, the largest batch, and the failures so far: rank 1 holds no more than 60 tokens."""
+    """Returns by epoch the largest batch, and the failures so far. Rank 1 holds at most 60 tokens."""
     samples = OPTIONS | {"token_budget": 90}
     found = []
     with ODBDataLoader(Numbers(60 * rank, 60), **nested(**samples)) as loader:
@@ -269,7 +269,7 @@ def test_a_wrapper_that_hides_what_averages_is_refused() -> None:
 
 
 def test_a_parameter_outside_the_model_is_refused() -> None:
-    """Preserves: WEIGHT. Nobody would clear its gradient."""
+    """Preserves: WEIGHT. Its gradient would never be cleared."""
     model, scale = make_model(), nn.Parameter(torch.ones((), dtype=torch.float64))
     with ODBDataLoader(Numbers(0, 4), **nested(**OPTIONS)) as loader:
         batch, info = next(iter(loader.steps()))
@@ -315,7 +315,7 @@ def test_a_sample_that_does_not_fit_alone_or_any_other_error_fails_on_every_rank
 
 @contextmanager
 def limited_memory(most_bytes: Callable[[], float]) -> Iterator[None]:
-    """Lets the guard reserve only so much."""
+    """Limits what the guard may reserve."""
 
     def reserve(size: int, device: torch.device) -> None:
         if size > most_bytes():
@@ -408,7 +408,7 @@ def test_a_batch_whose_samples_nobody_can_tell_is_not_cut(batch: Any) -> None:
 
 
 def run_once(batch: dict[str, Any], **options: Any) -> list[float]:
-    """The gradient of a batch of four samples that fails once."""
+    """Returns the gradient of a batch of four samples that fails once."""
     model = make_model()
     faults = Faults(0, 1.0, most=3)
     guard = StepGuard(model, faults.compute_loss, **options)
@@ -420,7 +420,7 @@ def run_once(batch: dict[str, Any], **options: Any) -> list[float]:
 
 
 def test_a_class_of_a_sample_is_not_predicted_from_the_one_before() -> None:
-    """Checks: WEIGHT. The first of the second half counts."""
+    """Checks: WEIGHT. The first sample of the second half counts."""
     count = find_count({"labels": torch.tensor([-100, 1, 2, 0])}, 3)
     assert count is not None
     assert [count({"labels": torch.tensor(half)}) for half in ([-100, 1], [2, 0])] == [1, 2]
@@ -505,7 +505,7 @@ def test_labels_that_do_not_show_what_carries_loss_need_a_count() -> None:
 
 
 def test_a_mean_over_samples_goes_in_halves_by_samples() -> None:
-    """Checks: WEIGHT. Spec: R4.5. Samples of several lengths, which count alike."""
+    """Checks: WEIGHT. Spec: R4.5. Samples of several lengths count equally."""
 
     def compute(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
         logits, labels = model(batch["input_ids"])[:, :-1], batch["labels"][:, 1:]
@@ -530,7 +530,7 @@ def test_a_mean_over_samples_goes_in_halves_by_samples() -> None:
 
 @pytest.mark.parametrize("scaling", ["exact", "samples"])
 def test_where_each_sample_counts_once_halves_need_no_labels(scaling: str) -> None:
-    """Checks: WEIGHT. A mean over samples, of batches whose labels have another name."""
+    """Checks: WEIGHT. A mean over samples, for batches whose labels have another name."""
     model = nn.Linear(1, 1).double()
 
     def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What never comes back, and what ends without a word: every rank hears of it, and no process stays."""
+"""User code that never returns, or ends silently: every rank is told, and no process stays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_raising(rank: int, where: str, kind: str, num_workers: int) -> None:
     options = SETTINGS | {"collate_fn": combine, "num_workers": num_workers}
     with ODBDataLoader(Numbers(0, 40, bad=at, fault=kind), **nested(**options)) as loader:
         for _ in loader:
-            if num_workers:  # else it is the trainer that is ended, wherever the others are
+            if num_workers:  # otherwise the trainer is ended, wherever the others are
                 dist.all_reduce(torch.zeros(1))
 
 
@@ -63,7 +63,7 @@ RAISING = [
     ("data set", "Panic", 1),
     ("data set", "Unspeakable", 1),
 ]
-# Torch's workers look every five seconds whether another has ended so.
+# Torch's workers check every five seconds whether another has ended this way.
 LATE = pytest.param([("data set", "os._exit", 2)], marks=pytest.mark.deep)
 
 
@@ -73,7 +73,7 @@ def test_what_is_no_exception_ends_every_rank(cases: list[tuple[str, str, int]])
         where, kind, num_workers = case
         assert max(result.seconds for result in results) < 8, case
         if not num_workers and kind != "Unspeakable":
-            assert results.pop(1).error == kind, case  # it is the consumer's own thread that reads
+            assert results.pop(1).error == kind, case  # the consumer's own thread reads
         check_blamed(results, 1)
         if kind in ("SystemExit", "Panic") and not (where == "data set" and num_workers):
             assert kind in results[0].text, case
@@ -138,12 +138,12 @@ def test_a_rank_that_fails_does_not_wait_for_one_whose_data_set_blocks() -> None
 
 
 def hold_the_lock(seconds: int) -> None:
-    """Sleeps, and holds the interpreter lock meanwhile."""
+    """Sleeps while holding the interpreter lock."""
     ctypes.PyDLL(None).sleep(seconds)
 
 
 class Holding(Numbers):
-    """Is asked for its length in the loader process, where it takes its time."""
+    """Takes its time when the loader process asks for its length."""
 
     def __init__(self, seconds: int, is_busy: bool) -> None:
         super().__init__(0, 40)
@@ -160,7 +160,7 @@ class Holding(Numbers):
 
 
 def run_pairs(function: Callable[..., Any], cases: list[tuple[Any, ...]]) -> list[list[Result]]:
-    """By case, the results of the two ranks of a group of its own: they wait all at once."""
+    """Returns by case the results of two ranks in their own group. All cases wait at once."""
     results = run_ranks(2 * len(cases), call_in_pairs, function, cases)
     return [results[first : first + 2] for first in range(0, len(results), 2)]
 
@@ -186,7 +186,7 @@ def test_a_loader_process_that_holds_its_lock_is_waited_for_as_long_as_it_may() 
 
 def test_a_killed_loader_process_is_noticed_before_its_worker_ends(tmp_path: Path) -> None:
     def cling(index: int) -> None:
-        """Holds the lock of a worker, and with it all that the worker has open."""
+        """Holds the lock of a worker, and with it everything that the worker has open."""
         (tmp_path / "held").touch()
         hold_the_lock(6)
 
@@ -234,7 +234,7 @@ def test_a_trainer_that_holds_its_lock_is_waited_for_while_it_works_and_else_nam
 
 
 def close_beside_one_that_is_stopped(rank: int, closed: Path) -> list[str]:
-    """The threads that are left."""
+    """Returns the threads that are left."""
     loader = ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS | {"collate_fn": collate, "timeout_s": 30}))
     next(iter(loader))
     if rank == 1:
@@ -259,7 +259,7 @@ def test_a_loader_is_closed_whole_beside_a_rank_that_is_stopped(tmp_path: Path) 
 
 
 def wait_and_listen(rank: int, what: str, num_workers: int, text: str, folder: Path) -> list[str]:
-    """What is logged while rank 2 keeps the others waiting, until each has said so."""
+    """Returns what is logged while rank 2 keeps the others waiting, until each has logged it."""
     lines: list[str] = []
 
     def listen(record: logging.LogRecord) -> None:
@@ -345,7 +345,7 @@ def read_and_stop(store: Path) -> None:
 
 
 def test_a_leave_that_nobody_takes_note_of_ends_with_the_users_exception(tmp_path: Path) -> None:
-    """As its interpreter does, which a forked rank has not."""
+    """The leaver is a program, because a forked rank does not end as an interpreter does."""
     other = multiprocessing.get_context("fork").Process(target=read_and_stop, args=(tmp_path / "store",))
     other.start()
     command = [sys.executable, "-c", LEAVER, str(tmp_path / "store")]

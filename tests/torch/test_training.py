@@ -63,7 +63,7 @@ VARIANTS = [
     {"accumulation_steps": steps, "loss_reduction": reduction, "transport": transport}
     for steps, reduction, transport in itertools.product((1, 4), ("mean", "sum"), ("reduce", "gather"))
 ]
-# Streams of which nobody knows how long they are.
+# Streams of unknown length.
 # https://github.com/huggingface/datasets/issues/6594
 # https://github.com/huggingface/datasets/issues/6719
 STREAMS = [{"data": Stream, "num_workers": workers} for workers in (0, 2)]
@@ -89,7 +89,7 @@ def test_the_gradient_of_uneven_shards_is_that_of_the_union(kind: str) -> None:
 
 
 def compute_own_mean(logits: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
-    """As many write it: 0/0 where nothing is supervised, and then NaN in every gradient."""
+    """Computes the mean as many do: 0/0 if nothing is supervised, and then NaN in every gradient."""
     labels = batch["labels"][:, 1:].flatten()
     mask = labels != -100
     losses = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels, reduction="none")
@@ -97,11 +97,11 @@ def compute_own_mean(logits: torch.Tensor, batch: dict[str, Any]) -> torch.Tenso
 
 
 def train_on_prompts(rank: int, masked: list[str], options: dict[str, Any]) -> Any:
-    """For each step, whether its loss was NaN, its samples and the gradient."""
+    """Returns for each step whether its loss was NaN, its samples and the gradient."""
     settings = dict(options)
     own_mean = settings.pop("own_mean", False)
     dataset = Prompts(100 * rank, 12 if rank == 0 else 4, masked[rank])
-    # Batches of about one sample, so that some hold no supervised token.
+    # Batches of about one sample, some of them without a supervised token.
     loader = ODBDataLoader(dataset, **nested(**(SETTINGS | {"token_budget": 30} | settings)))
     wrapped = wrap(make_model(), "ddp")
     rows = []
@@ -123,7 +123,7 @@ def train_on_prompts(rank: int, masked: list[str], options: dict[str, Any]) -> A
 @pytest.mark.slow
 @pytest.mark.parametrize("masked", [["odd", "all"], ["all", "all"], ["no", "odd"]])
 def test_batches_without_a_supervised_token_leave_every_gradient_finite_and_exact(masked: list[str]) -> None:
-    """Checks: WEIGHT. Idle replays and real batches alike; their mean loss is 0/0."""
+    """Checks: WEIGHT. This covers idle replays and real batches, whose mean loss is 0/0."""
     # https://github.com/instructlab/training/issues/547
     variants: list[dict[str, Any]] = [{}, {"own_mean": True}, {"loss_reduction": "sum"}, {"loss_scaling": "samples"}]
     found = run_each(2, train_on_prompts, [(masked, options) for options in variants])

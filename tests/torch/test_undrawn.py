@@ -1,4 +1,4 @@
-"""Where nothing is drawn nothing is seeded, and what is drawn is what it is with a seed for each sample. Checks: REPLAY."""
+"""If nothing is drawn, nothing is seeded. Draws are the same as with a seed for each sample. Checks: REPLAY."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DRAWS: dict[str, Callable[[int], Any]] = {
 
 
 def reseed(number: int) -> Any:
-    """Seeds for itself, and leaves it at that."""
+    """Sets a seed, and leaves it set."""
     random.seed(number)
     np.random.seed(number)
     torch.manual_seed(number)
@@ -47,7 +47,7 @@ def reseed(number: int) -> Any:
 
 
 def put_back(number: int) -> Any:
-    """Seeds for itself, and puts back what was."""
+    """Sets a seed, and restores the state."""
     with isolate():
         return reseed(number)
 
@@ -57,7 +57,7 @@ def seed_only(number: int) -> Any:
 
 
 def draw_and_raise(number: int) -> Any:
-    """Raises for what it draws, once in a while."""
+    """Sometimes raises, depending on what it draws."""
     drawn = random.random()
     if drawn < 0.3:
         raise ValueError(f"{number}: {drawn}")
@@ -68,7 +68,7 @@ OTHERS: dict[str, Callable[[int], Any]] = {"reseed": reseed, "put back": put_bac
 
 
 class Drawing(Dataset[Any]):
-    """Its samples at ``where`` draw."""
+    """A data set in which the samples at ``where`` draw."""
 
     def __init__(self, where: frozenset[int], draw: Callable[[int], Any]) -> None:
         self.where, self.draw = where, draw
@@ -83,7 +83,7 @@ class Drawing(Dataset[Any]):
 
 
 def read_seeded(dataset: Drawing, number: int) -> Any:
-    """A sample as R12.1 has it; or what it raises."""
+    """Returns a sample as R12.1 defines it, or what it raises."""
     seed_generators(compute_seed(Use.SAMPLE, SEED, number))
     try:
         return dataset[number]
@@ -105,7 +105,7 @@ class AtOnce(Drawing):
 
 
 class AtOnceAlone(Drawing):
-    """Reads in no other way."""
+    """Can only read several at once."""
 
     __getitem__ = Dataset.__getitem__
 
@@ -117,7 +117,7 @@ KINDS = (Drawing, AtOnce, AtOnceAlone)
 
 
 def cut(sizes: list[int]) -> Iterator[range]:
-    """Chunks of these sizes, and of the last for what is left."""
+    """Yields chunks of these sizes. The last size repeats for the rest."""
     first = 0
     while first < COUNT:
         size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
@@ -139,7 +139,7 @@ def read_chunk(seeded: SeededDataset, numbers: Iterable[int]) -> list[Any]:
 def test_what_is_drawn_is_what_the_sample_s_own_seed_gives(
     where: frozenset[int], how: str, sizes: list[int], kind: type[Drawing]
 ) -> None:
-    """However samples are read together, and whichever of them draw. Spec: R12.1, R12.3."""
+    """This holds however samples are read together, and whichever of them draw. Spec: R12.1, R12.3."""
     draw = (DRAWS | OTHERS)[how]
     expected = [read_seeded(Drawing(where, draw), number) for number in range(COUNT)]
     seeded = SeededDataset(kind(where, draw), list)
@@ -160,7 +160,7 @@ def test_a_sample_that_raises_for_what_it_draws_does_so_with_its_own_seed(
 
 @pytest.mark.parametrize("where", [frozenset[int](), frozenset({25})], ids=["nobody", "one"])
 def test_nothing_is_seeded_for_samples_that_do_not_draw(where: frozenset[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing is read twice, but for what was read together with the first that draws."""
+    """Nothing is read twice either, except what was read together with the first that draws."""
     seeds: list[int] = []
     monkeypatch.setattr(datasets, "seed_generators", seeds.append)
     armed: list[DrawDetector] = []
@@ -180,7 +180,7 @@ def test_nothing_is_seeded_for_samples_that_do_not_draw(where: frozenset[int], m
 
 
 class OfTheSeed(Dataset[Any]):
-    """Draws nothing: what its samples hold follows from the process's first seed."""
+    """Draws nothing, but its samples depend on the process's first seed."""
 
     def __len__(self) -> int:
         return COUNT
@@ -235,7 +235,7 @@ STEPS: dict[str, Callable[[], object]] = {
 )
 @settings(deadline=None)
 def test_numpy_s_state_is_put_back_to_the_last_bit(before: list[str], inside: list[str]) -> None:
-    """With the second number of a normal pair, too. Spec: R12.2."""
+    """This includes the second number of a normal pair. Spec: R12.2."""
     for step in before:
         STEPS[step]()
     found = read_numpy()

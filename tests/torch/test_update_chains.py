@@ -1,4 +1,4 @@
-"""Epochs that are saved and resumed again and again, by other ranks: of updates at random, under other budgets, in mid-update.
+"""Epochs that are saved and resumed repeatedly, by other ranks: with random updates, under other budgets, inside an update.
 
 Bad samples come in clusters, as in a damaged file. A chain is what its number expands to, and many run in one launch of ranks.
 Spec: R10.3, R11.3, R16.5, R16.6.
@@ -29,7 +29,7 @@ END = 10**6
 
 @dataclass(frozen=True)
 class Leg:
-    """A part of an epoch: so many ranks go on from the state before, and leave after so many steps, or before the first."""
+    """A part of an epoch: ``ranks`` ranks resume from the state before, and leave after some steps, or before the first."""
 
     ranks: int
     steps: int
@@ -43,7 +43,7 @@ class Chain:
 
     samples: int
     size: int
-    """How many samples an update has; 0 in the free mode."""
+    """The number of samples in an update, or 0 in free mode."""
     shard: str
     bad: frozenset[int]
     legs: tuple[Leg, ...]
@@ -52,7 +52,7 @@ class Chain:
 
 
 def draw_chain(number: int) -> Chain:
-    """The chain of a number."""
+    """Returns the chain of a number."""
     rng = random.Random(number)
     samples, size = rng.choice((11, 30, 47, 61)), rng.choice((3, 7, 12, 16, 25))
     bad: set[int] = set()
@@ -85,8 +85,8 @@ def draw_leg(rng: random.Random) -> Leg:
 
 
 Found = tuple[dict[int, list[int]], dict[int, float], list[tuple[int, int, bool, int]], Any]
-"""The samples of each update, its weight, the steps, and the state; that is None at the end of the epoch. A step is its number,
-its update, whether that ends with it, and how many samples it has been told have been trained on.
+"""Samples of each update, its weight, the steps, and the state, which is None at the end of the epoch. A step is its number,
+its update, whether that ends with it, and the number of samples trained on that it reports.
 """
 
 
@@ -121,23 +121,23 @@ def read_leg(loader: ODBDataLoader[Any], chain: Chain, leg: Leg, state: Any, gro
         if len(steps) == leg.steps:
             saved = loader.state_dict()
             break
-    dist.barrier(group)  # who leaves before another has had its step would end that one's epoch
+    dist.barrier(group)  # a rank that leaves before another has had its step would end that one's epoch
     return dict(updates), dict(weights), steps, saved
 
 
 def run_chains(rank: int, chains: list[Chain]) -> list[str]:
-    """What is wrong with each chain, on the first rank."""
+    """Returns what is wrong with each chain, on the first rank."""
     groups = {ranks: dist.new_group(range(ranks)) for ranks in range(1, MOST_RANKS + 1)}
     return [text for chain in chains if (text := run_chain(rank, chain, groups))]
 
 
 def run_chain(rank: int, chain: Chain, groups: dict[int, Any]) -> str:
-    """What is wrong with a chain, the same on each rank."""
+    """Returns what is wrong with a chain, the same on each rank."""
     state: Any = None
     taken: list[list[Found]] = []
     for leg in chain.legs:
         mine: Found | str | None = None
-        # A rank that takes no part makes its loader all the same: a process's loaders are counted, by line.
+        # A rank that takes no part still makes its loader, because a process's loaders are counted by line.
         with make_loader(chain, leg, groups[leg.ranks] if rank < leg.ranks else None) as loader:
             if rank < leg.ranks:
                 try:
@@ -162,7 +162,7 @@ def run_chain(rank: int, chain: Chain, groups: dict[int, Any]) -> str:
 
 
 def has_rank_of_bad(chain: Chain, ranks: int) -> bool:
-    """Whether there is a rank that reads several samples of its own, none of them good: R11.2."""
+    """Returns whether a rank reads several samples of its own, none of them good: R11.2."""
     shares = [list_order(chain)[rank::ranks] for rank in range(ranks)]
     return chain.shard == "auto" and any(len(share) > 1 and chain.bad >= set(share) for share in shares)
 
@@ -225,7 +225,7 @@ def test_chains_that_went_wrong() -> None:
     chains = [
         Chain(47, 8, "shared", NO_BAD, (Leg(2, 1, 30), Leg(2, 6, 45), Leg(2, END, 45))),  # weights, another budget
         Chain(47, 8, "auto", NO_BAD, (Leg(2, 1, 30), Leg(1, 6, 60), Leg(1, END, 60))),  # weights, other ranks
-        Chain(61, 25, "auto", frozenset({8}), packed),  # a bad place behind the last good one
+        Chain(61, 25, "auto", frozenset({8}), packed),  # a bad place after the last good one
         Chain(200, 8, "shared", frozenset({2, 3}), (Leg(2, END, 60),)),  # all of a portion
         Chain(30, 7, "shared", frozenset({14, 15, 28}), (Leg(3, 8, 30, "packed"), Leg(3, END, 30, "packed"))),
         Chain(30, 12, "shared", frozenset({14, 22, 24}), (Leg(1, 2, 60, "packed"), Leg(2, END, 90))),
@@ -236,7 +236,7 @@ def test_chains_that_went_wrong() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["auto", "shared"])
 def test_other_numbers_of_ranks_finish_an_epoch_of_the_free_mode(shard: str) -> None:
-    """Spec: R10.3, R11.3, R14.6. Checks: RESUME, ONCE, COVER. Twice; bad samples at both ends and in a row, or none."""
+    """Spec: R10.3, R11.3, R14.6. Checks: RESUME, ONCE, COVER. Twice, with bad samples at both ends and in a row, or none."""
     bad = frozenset({0, 1, 9, 10, 11, 23, 38, 45, 46})
     check_chains(
         [
@@ -251,7 +251,7 @@ def test_other_numbers_of_ranks_finish_an_epoch_of_the_free_mode(shard: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["auto", "shared"])
 def test_an_epoch_goes_on_with_another_number_of_ranks(shard: str) -> None:
-    """Saved after any step; twice within an update, once before a step of it was taken. Checks: UPDATE, WEIGHT, RESUME."""
+    """Saved after any step, twice within an update, once before it took a step. Checks: UPDATE, WEIGHT, RESUME."""
     once = [
         (Leg(before, steps, 60), Leg(after, END, 60 if before == after else 45))
         for before, after, moments in ((2, 3, (1, 4, 9, 14)), (3, 1, (4, 9)), (1, 3, (4,)), (2, 2, (1, 14)))

@@ -1,4 +1,4 @@
-"""Where an update begins and ends: on all ranks with the same step, also in an epoch that is broken off."""
+"""Where an update begins and ends: at the same step on all ranks, also in an epoch that is broken off."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def take_and_leave(rank: int) -> list[tuple[int, bool, bool]]:
-    """The ends that each rank is told of, of the steps that both take: rank 1 takes the last long before rank 0, and leaves."""
+    """Returns the update ends reported for the steps that both take. Rank 1 takes the last long before rank 0, and leaves."""
     found = []
     with ODBDataLoader(Numbers(100 * rank, 60), **nested(**OPTIONS)) as loader:
         steps = loader.steps()
@@ -48,14 +48,14 @@ def take_and_leave(rank: int) -> list[tuple[int, bool, bool]]:
 
 
 def test_a_rank_that_leaves_ends_no_update_of_another() -> None:
-    """Spec: R7.1, R7.4. Else one rank would average gradients, or train, with a step that was none of the others' last."""
+    """Spec: R7.1, R7.4. Otherwise one rank would average gradients, or train, with a step that was not the others' last."""
     values = get_values(run_ranks(2, take_and_leave))
     assert values[0] == values[1]
     assert values[0] == [(0, False, False), (1, False, True), (2, False, False)]
 
 
 def take_and_fail(rank: int) -> list[tuple[int, bool, bool]]:
-    """The same of all steps of an epoch that fails: rank 0 is slow with each, rank 1 is not."""
+    """Does the same for all steps of an epoch that fails. Rank 0 is slow with each, rank 1 is not."""
     found = []
     data = Numbers(100 * rank, 60, bad=50 if rank else None, fault="raise")
     with ODBDataLoader(data, **nested(**OPTIONS)) as loader:
@@ -80,7 +80,7 @@ def test_a_failed_epoch_has_no_last_step() -> None:
 
 
 def get_gradients_after(guard: StepGuard[Any], model: nn.Module, loader: ODBDataLoader[Any]) -> list[list[float]]:
-    """The gradient of each update of an epoch."""
+    """Returns the gradient of each update of an epoch."""
     found = []
     for batch, info in loader.steps():
         guard.backward(batch, info)
@@ -91,7 +91,7 @@ def get_gradients_after(guard: StepGuard[Any], model: nn.Module, loader: ODBData
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_an_update_that_was_broken_off_adds_nothing_to_the_next(number: int) -> None:
-    """Preserves: WEIGHT. An epoch that is left in the middle of an update, and one after it."""
+    """Preserves: WEIGHT. One epoch is left in the middle of an update, and another follows."""
     model = make_model()
     guard = StepGuard(model, compute_loss)
     with ODBDataLoader(Numbers(0, 40), **nested(**OPTIONS | {"num_workers": 0, "accumulation_steps": 3})) as loader:
@@ -105,7 +105,7 @@ def test_an_update_that_was_broken_off_adds_nothing_to_the_next(number: int) -> 
 
 
 def test_gradients_from_before_the_first_update_are_refused() -> None:
-    """Preserves: WEIGHT. Those of a checkpoint inside an update, or of another guard, would be lost."""
+    """Preserves: WEIGHT. Gradients of a checkpoint inside an update, or of another guard, would be lost."""
     model = make_model()
     with ODBDataLoader(Numbers(0, 40), **nested(**OPTIONS | {"num_workers": 0, "accumulation_steps": 3})) as loader:
         for batch, info in loader.steps():
@@ -122,7 +122,7 @@ def test_gradients_from_before_the_first_update_are_refused() -> None:
 
 
 def go_on_after_a_failure(rank: int) -> tuple[list[list[float]], list[str]]:
-    """Two epochs, by the same guard: in the first, the second update fails on rank 1."""
+    """Runs two epochs with the same guard. In the first, the second update fails on rank 1."""
     model = make_model()
     is_bad = False
 
@@ -145,7 +145,7 @@ def go_on_after_a_failure(rank: int) -> tuple[list[list[float]], list[str]]:
 
 
 def test_an_update_that_failed_is_over(plain: list[list[float]]) -> None:
-    """Preserves: WEIGHT. A caller that continues all the same does so with the update after it."""
+    """Preserves: WEIGHT. A caller that continues nevertheless does so with the next update."""
     first, second = run_ranks(2, go_on_after_a_failure)
     assert (first.error, second.error) == ("", ""), (first, second)
     assert (first.value[1], second.value[1]) == (["JobError"], ["ValueError"])
@@ -153,7 +153,7 @@ def test_an_update_that_failed_is_over(plain: list[list[float]]) -> None:
 
 
 def train(rank: int, is_frozen: bool) -> list[list[float]]:
-    """By a guard that was made while layers were frozen, or not."""
+    """Trains with a guard that was made while layers were frozen, or not."""
     model = make_model()
     model[0].requires_grad_(not is_frozen)
     guard = StepGuard(model, compute_loss)
@@ -164,12 +164,12 @@ def train(rank: int, is_frozen: bool) -> list[list[float]]:
 
 @pytest.fixture(scope="module")
 def plain() -> list[list[float]]:
-    """The gradients of two ranks whom nothing befalls."""
+    """Returns the gradients of two ranks without any trouble."""
     return get_values(run_ranks(2, train, False))[0]
 
 
 def test_what_is_trained_only_later_is_averaged_too(plain: list[list[float]]) -> None:
-    """Preserves: WEIGHT. Layers that were frozen when the guard was made."""
+    """Preserves: WEIGHT. Layers were frozen when the guard was made."""
     assert get_values(run_ranks(2, train, True)) == [plain, plain]
 
 
@@ -179,7 +179,7 @@ def test_a_model_with_nothing_to_train_is_refused() -> None:
 
 
 def test_gradients_that_cannot_be_averaged_are_refused() -> None:
-    """A rank whose batches are idle has none of them, and would wait for a rank that has failed."""
+    """A rank with idle batches has no such gradients, and would wait for a rank that has failed."""
     model = nn.Sequential(nn.Embedding(32, 6, sparse=True), nn.Linear(6, 32))
     with pytest.raises(UsageError, match="use sparse=False"):
         StepGuard(model, compute_loss)

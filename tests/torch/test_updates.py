@@ -1,4 +1,4 @@
-"""Updates of a fixed number of samples: the run that plain training is, whatever ranks and memory. Spec: R16."""
+"""Updates of a fixed number of samples make the run that plain training is, for any ranks and memory. Spec: R16."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {"token_budget": 60, "update_samples": UPDATE, "colla
 
 
 def read(rank: int, settings: dict[str, Any], epochs: int = 1, **data: Any) -> list[dict[int, list[int]]]:
-    """The numbers of the samples of each update of each epoch on this rank."""
+    """Returns the sample numbers of each update of each epoch on this rank."""
     found = []
     with ODBDataLoader(Numbers(0, SAMPLES, **data), **nested(**SETTINGS | settings)) as loader:
         for _ in range(epochs):
@@ -38,7 +38,7 @@ def read(rank: int, settings: dict[str, Any], epochs: int = 1, **data: Any) -> l
 
 
 def join(results: list[Any], epoch: int = 0) -> list[list[int]]:
-    """The updates of all ranks together, each sorted."""
+    """Returns the updates of all ranks together, each sorted."""
     assert not any(result.error for result in results), results
     numbers = sorted({update for result in results for update in result.value[epoch]})
     assert numbers == list(range(len(numbers)))
@@ -46,7 +46,7 @@ def join(results: list[Any], epoch: int = 0) -> list[list[int]]:
 
 
 def list_expected(epoch: int = 0, **settings: Any) -> list[list[int]]:
-    """The updates that the common order has, by the plain loader of one process and its own order."""
+    """Returns the updates of the common order, from the plain loader of one process in that order."""
     order: list[int] = []
     options = {"token_budget": 10**6, "window": 10**6, "ramp_rounds": 0, "order": "sampler", "collate_fn": collate}
     with ODBDataLoader(Numbers(0, SAMPLES), **nested(shuffle=True, **options, **settings)) as loader:
@@ -185,7 +185,7 @@ def test_the_last_update_may_be_dropped() -> None:
 
 
 def test_a_sample_set_aside_leaves_its_update_smaller() -> None:
-    """Nothing is read in its place. Checks: UPDATE."""
+    """No other sample is read in its place. Checks: UPDATE."""
     settings = {"on_bad_sample": "quarantine"}
     cases = [(settings | {"shard": shard, "num_workers": n},) for shard in ("auto", "shared") for n in (0, 1)]
     for results in run_each(2, read_with_bad, cases):
@@ -203,7 +203,7 @@ def read_sampler(rank: int, kind: str) -> list[dict[int, list[int]]]:
 
 
 def test_the_order_may_be_that_of_a_sampler_which_ranks_must_share() -> None:
-    """Each sample once, whether or not the ranks are told to share the order that each of them lists."""
+    """Each sample comes once, whether or not the ranks are told to share the order that each of them lists."""
     order = list(RandomSampler(range(SAMPLES), generator=torch.Generator().manual_seed(5)))
     expected = [sorted(order[first : first + UPDATE]) for first in range(0, SAMPLES, UPDATE)]
     alone = run_each(1, read_sampler, [("random",), ("unsaid",)])
@@ -215,7 +215,7 @@ def test_the_order_may_be_that_of_a_sampler_which_ranks_must_share() -> None:
 
 
 def read_replicas(rank: int, settings: dict[str, Any], replicas: int | None) -> Any:
-    """Updates of two epochs in the order of a `DistributedSampler`, and how many the loader says that there are."""
+    """Returns updates of two epochs in the order of a `DistributedSampler`, and the loader's number of updates."""
     data = Numbers(0, SAMPLES)
     sampler = DistributedSampler(data, replicas, None if replicas is None else 0, seed=5)
     settings = settings | {"sampler": sampler, "shuffle": False}
@@ -227,7 +227,7 @@ def read_replicas(rank: int, settings: dict[str, Any], replicas: int | None) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "of_replicas"), [(2, (None, 1)), (3, (None,)), (1, (1,))])
 def test_the_order_may_be_that_of_distributed_sampler(ranks: int, of_replicas: tuple[int | None, ...]) -> None:
-    """With its repeated samples at the end; its own epoch is set. One of one replica is an order for any number of ranks."""
+    """Its repeated samples are at the end, and its epoch is set. One with one replica is an order for any number of ranks."""
     options: list[dict[str, Any]] = [{}, {"shard": "shared"}, {"drop_last": True}]
     cases = [(settings, replicas) for settings in options for replicas in of_replicas]
     for (settings, replicas), results in zip(cases, run_each(ranks, read_replicas, cases), strict=True):
@@ -247,7 +247,7 @@ def test_the_order_may_be_that_of_distributed_sampler(ranks: int, of_replicas: t
 
 
 class Counted(Numbers):
-    """Counts how often it is read, in whichever process."""
+    """Counts how often it is read, in any process."""
 
     def __init__(self, count: int) -> None:
         super().__init__(0, count)
@@ -261,7 +261,7 @@ class Counted(Numbers):
 @pytest.mark.slow
 @pytest.mark.parametrize(("shard", "ahead"), [("auto", UPDATE // 2), ("shared", -(-2 * UPDATE // 3))])
 def test_a_part_of_an_update_is_read_ahead_while_two_are_held(shard: str, ahead: int) -> None:
-    """Spec: R16.4. Its first portion, where samples are dealt; so no worker idles while a step takes long. And no more."""
+    """Spec: R16.4. This is its first portion if samples are dealt, so no worker idles during a long step. No more is read."""
     data = Counted(SAMPLES)
     settings = SETTINGS | {"shard": shard, "shuffle": False, "num_workers": 1, "prefetch_factor": 1, "depth": 1}
     with ODBDataLoader(data, **nested(**settings)) as loader:
@@ -279,7 +279,7 @@ def test_a_part_of_an_update_is_read_ahead_while_two_are_held(shard: str, ahead:
 
 
 def test_a_first_step_waits_for_one_sample_more_than_its_update() -> None:
-    """However many quick samples are read at once by then."""
+    """However many fast samples are read at once by then."""
     data = Counted(SAMPLES)
     with ODBDataLoader(data, **nested(**SETTINGS | {"num_workers": 0})) as loader:
         for _ in loader.steps():
@@ -293,15 +293,15 @@ def test_a_first_step_waits_for_one_sample_more_than_its_update() -> None:
 
 @pytest.mark.parametrize("shard", ["auto", "shared"])
 def test_what_is_saved_between_updates_is_a_few_numbers(shard: str) -> None:
-    """Spec: R16.6. However many samples an update has, and whatever was set aside."""
+    """Spec: R16.6. This holds for any number of samples in an update, and for any that are set aside."""
     options = {"update_samples": 48, "shard": shard, "on_bad_sample": "quarantine"}
     sizes = []
     with ODBDataLoader(Numbers(0, SAMPLES, bad=41, fault="raise"), **nested(**SETTINGS | options)) as loader:
         for _, info in loader.steps():
             sizes.append((info.is_update_end, len(str(loader.state_dict()))))
-    between = [size for is_end, size in sizes if is_end][:-1]  # behind the last begins the next epoch
+    between = [size for is_end, size in sizes if is_end][:-1]  # after the last update the next epoch begins
     assert len(between) == 2
-    assert max(between) - min(between) <= 4  # their numbers have as many digits, or more
+    assert max(between) - min(between) <= 4  # their numbers may differ in digits
     assert max(between) < min(size for is_end, size in sizes if not is_end)
 
 
@@ -319,7 +319,7 @@ def test_another_size_of_updates_cannot_go_on() -> None:
 
 
 def pack(samples: list[Any]) -> Any:
-    """One row without padding; the first label of a sample is nobody's to predict."""
+    """Makes one row without padding. The first label of a sample is not predicted."""
     labels = [torch.cat([torch.tensor([-100]), s["labels"][1:]]) for s in samples]
     return {"input_ids": torch.cat([s["input_ids"] for s in samples])[None], "labels": torch.cat(labels)[None]}
 
@@ -340,7 +340,7 @@ def plain() -> list[list[float]]:
 
 
 def train_plain() -> list[list[float]]:
-    """One process, fixed updates of the common order, mean over an update's supervised tokens."""
+    """Trains in one process with fixed updates of the common order, with the mean over an update's supervised tokens."""
     data, model = Numbers(0, TRAINED), make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     weights = []
@@ -360,7 +360,7 @@ def train_plain() -> list[list[float]]:
 
 
 class SeededOrder(DistributedSampler[Any]):
-    """The order of one `DistributedSampler`, on every rank."""
+    """The order of a `DistributedSampler`, on every rank."""
 
 
 def make_loader(sampler: type[DistributedSampler[Any]], **settings: Any) -> ODBDataLoader:
@@ -370,7 +370,7 @@ def make_loader(sampler: type[DistributedSampler[Any]], **settings: Any) -> ODBD
 
 
 def train(loader: ODBDataLoader, model: Any, optimizer: Any, updates: int) -> list[list[float]]:
-    """So many updates; the weights after each."""
+    """Runs ``updates`` updates, and returns the weights after each."""
     weights: list[list[float]] = []
     while True:
         for batch, info in loader.steps():
@@ -394,7 +394,7 @@ def train_ours(rank: int, settings: dict[str, Any], fsdp: bool = False) -> list[
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     weights: list[list[float]] = []
     state: Any = None
-    for updates in (RESUMED, EPOCHS * UPDATES - RESUMED):  # saved in the second epoch; another loader goes on
+    for updates in (RESUMED, EPOCHS * UPDATES - RESUMED):  # saved in the second epoch, and continued by another loader
         with make_loader(SeededOrder, **settings) as loader:
             if state is not None:
                 loader.load_state_dict(state)
@@ -431,7 +431,7 @@ def test_the_weights_are_those_of_plain_training_after_every_update(
 
 
 def train_part(rank: int, saved: bytes | None, updates: int, shard: str) -> tuple[list[list[float]], bytes]:
-    """So many updates from what was saved on, with a `DistributedSampler` of one replica; their weights, and what is saved."""
+    """Resumes for some updates, with a `DistributedSampler` of one replica. Returns their weights, and what is saved."""
     model = make_model()
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
@@ -441,7 +441,7 @@ def train_part(rank: int, saved: bytes | None, updates: int, shard: str) -> tupl
             for part, state in zip(parts, pickle.loads(saved), strict=True):
                 part.load_state_dict(state)
         weights = train(loader, wrapped, optimizer, updates)
-        # As bytes: a tensor would be sent by a file of this process, which ends.
+        # As bytes, because a tensor would be sent in a file of this process, which ends.
         return weights, pickle.dumps([part.state_dict() for part in parts])
 
 
@@ -451,7 +451,7 @@ def train_part(rank: int, saved: bytes | None, updates: int, shard: str) -> tupl
 def test_the_weights_are_those_of_plain_training_whatever_ranks_go_on(
     shard: str, ranks: tuple[int, ...], plain: list[list[float]]
 ) -> None:
-    """Saved twice between two updates, by one rank, for all ranks of any number. Checks: UPDATE, WEIGHT, RESUME."""
+    """Saved twice between two updates, by one rank, for any number of ranks. Checks: UPDATE, WEIGHT, RESUME."""
     saved, done = None, 0
     for world_size, end in zip(ranks, (RESUMED - 3, RESUMED, EPOCHS * UPDATES), strict=True):
         values = get_values(run_ranks(world_size, train_part, saved, end - done, shard, timeout_s=120))
@@ -462,7 +462,7 @@ def test_the_weights_are_those_of_plain_training_whatever_ranks_go_on(
 
 
 def read_padded(rank: int, world_size: int, count: int, states: list[Any], updates: int) -> tuple[list[int], Any]:
-    """The samples of some updates of a `DistributedSampler` with a replica for each rank, and the state behind them."""
+    """Returns samples of some updates of a `DistributedSampler` with a replica for each rank, and the state after them."""
     data, numbers = Numbers(0, count), list[int]()
     sampler: Any = DistributedSampler(data, world_size, rank, seed=7)
     with ODBDataLoader(data, token_budget=64, update_samples=UPDATE, sampler=sampler, collate_fn=collate) as loader:
@@ -478,7 +478,7 @@ def read_padded(rank: int, world_size: int, count: int, states: list[Any], updat
 @pytest.mark.parametrize("count", [45, 46])
 @pytest.mark.parametrize("ranks", [(2, 1), (1, 2)], ids=str)
 def test_an_order_that_is_filled_up_for_as_many_ranks_goes_on_on_others(ranks: tuple[int, int], count: int) -> None:
-    """45 samples are 46 for two ranks: an epoch ends as it was begun. Checks: COVER, RESUME."""
+    """45 samples become 46 for two ranks, and an epoch keeps the order it began with. Checks: COVER, RESUME."""
     before, after = ranks
     first = get_values(run_ranks(before, read_padded, before, count, [], 2))
     states = [state for _, state in first]

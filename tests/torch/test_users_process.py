@@ -1,4 +1,4 @@
-"""What a user's own process does beside the loader: buffers used again, signals, forks."""
+"""What a user's own process does beside the loader: reused buffers, signals, forks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def into_a_ring(samples: list[Any]) -> Any:
 
 
 def into_views(samples: list[Any]) -> Any:
-    """Bytes of memory that no name stands for."""
+    """Returns bytes of memory that has no name."""
     return fill(VIEWS[next(TURN) % len(VIEWS)], samples)
 
 
@@ -105,7 +105,7 @@ REUSES = [
 @pytest.mark.parametrize("function", REUSES)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_collate_fn_may_use_its_buffer_again(function: Callable[[list[Any]], Any], num_workers: int) -> None:
-    """It lost 37 of 120 samples and repeated 19, without a word."""
+    """37 of 120 samples were silently lost before, and 19 repeated."""
     options = SETTINGS | {"collate_fn": function}
     seen, steps = [], []
     with ODBDataLoader(Numbers(0, 120), **nested(num_workers=num_workers, loss_scaling="none", **options)) as loader:
@@ -122,13 +122,13 @@ def read_reused(rank: int, function: Callable[[list[Any]], Any]) -> None:
 
 
 def into_what_cannot_be_copied(samples: list[Any]) -> Any:
-    """One object for all batches, with a lock in it."""
+    """Returns one object for all batches, which holds a lock."""
     LOCKED.numbers = [sample["number"] for sample in samples]
     return LOCKED
 
 
 def into_an_alias(samples: list[Any]) -> Any:
-    """Nothing tells that this memory is another tensor's, until it comes a second time."""
+    """Nothing shows that this memory belongs to another tensor until it comes a second time."""
     fill(TENSOR, samples)
     return TENSOR.data
 
@@ -137,7 +137,7 @@ LOCKED = Holder(None, threading.Lock())
 
 
 def test_what_is_used_again_and_cannot_be_kept_is_refused_on_every_rank() -> None:
-    """It lost most of an epoch's samples, and told steps what belongs to others."""
+    """Most of an epoch's samples were lost before, and steps were told what belongs to others."""
     locked, alias = run_each(2, read_reused, [(into_what_cannot_be_copied,), (into_an_alias,)])
     for results, message in (
         (locked, r"may reuse and that cannot be copied \(TypeError: .*lock"),
@@ -163,7 +163,7 @@ def test_what_nobody_else_holds_is_not_copied() -> None:
 
 
 def test_what_a_data_set_has_given_is_handed_on_as_it_is() -> None:
-    """As a DataLoader does: to copy it took a hundred times as long as to read it."""
+    """A DataLoader does so too. Copying took a hundred times as long as reading."""
     data = [{"x": TENSOR[:2], "texts": [["a"]]}, {"x": torch.zeros(4)[1:], "texts": [["b"]]}]
     whole: Any = OwnMemory().keep(Made(list(data)), data)
     assert all(left is right for left, right in zip(whole, data, strict=True))
@@ -199,14 +199,14 @@ def find_loader_process() -> int:
 def test_handlers_of_signals_run_in_the_users_process_only(
     tmp_path: Path, signals: None, options: dict[str, Any]
 ) -> None:
-    """What a scheduler sends to all processes of a job ended the loader process, and with it a job that handles it."""
+    """A scheduler's signal to all processes of a job ended the loader process, and with it a job that handles the signal."""
 
     def note(number: int, frame: object) -> None:
         (tmp_path / f"{os.getpid()}-{number}").touch()
 
     with ODBDataLoader(Numbers(0, 100), **nested(num_workers=1, **options, **SETTINGS)) as loader:
         if options.get("persistent_workers"):
-            list(loader)  # the process is there before the handlers are
+            list(loader)  # the process exists before the handlers do
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, note)
         batches = iter(loader)
@@ -245,7 +245,7 @@ def test_a_signal_that_the_user_does_not_handle_ends_the_loader_process() -> Non
 
 
 def read_with_ends_ignored(rank: int) -> list[str]:
-    """In a process of its own: Python can never know that its children have ended."""
+    """Runs in a separate process, in which Python can never learn that its children have ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with ODBDataLoader(Numbers(0, 200), **nested(num_workers=1, **SETTINGS)) as loader:
         assert sorted(number for batch in loader for number in get_numbers(batch)) == list(range(200))
@@ -290,7 +290,7 @@ def list_then_fill(samples: list[Any]) -> Any:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_default_device_of_the_users_is_that_of_user_code_alone(num_workers: int) -> None:
-    """Whatever is computed on "meta" has no value: neither an order, nor a seed, nor a sample would be known."""
+    """Results on "meta" have no values, so neither an order, nor a seed, nor a sample would be known."""
     data = [{"number": number, "input_ids": [1] * (1 + number % 7)} for number in range(24)]
     with torch.device("meta"):
         loader = ODBDataLoader(
@@ -329,8 +329,8 @@ CLEANUP.submit(free)
 
 
 def test_a_process_ends_well_though_tensors_are_still_being_freed() -> None:
-    """What a loader held is freed by the thread that tidies up. Python stops threads as it ends, and one that frees a tensor
-    would take the process with it, after all training."""
+    """The thread that tidies up frees what a loader held. Python stops threads when it ends, and one that frees a tensor would
+    take the process with it, after all training."""
     command, folder = [sys.executable, "-W", "ignore", "-c", ENDING], Path(__file__).parents[2]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "freed\n"), done.stderr

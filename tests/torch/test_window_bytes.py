@@ -1,4 +1,4 @@
-"""A window bounded in bytes: the same batches by any reader, nothing lost, and no more is held than the bound allows."""
+"""A window bounded in bytes: the same batches with any reader, nothing lost, and no more held than the bound allows."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ def test_a_window_holds_no_more_than_it_may_but_for_one_sample(tmp_path: Path) -
                     for step in steps:
                         for position in step["positions"]:
                             del held[position]
-                case {"kind": "post_offer"}:  # the window is complete, and the steps of the one before are not in it
+                case {"kind": "post_offer"}:  # the window is complete, and the previous steps are not in it
                     assert sum(held.values()) <= 20_000 or len(held) == 1
     assert fulls > 5
     assert check_traces([path], is_replayed=True).is_ok
     (run,) = load_runs([path])
     replayed = replay(run)
     assert replayed.is_equal, replayed.difference
-    assert not replay(replace_full_reads(run)).is_equal  # it is the bound that this depends on
+    assert not replay(replace_full_reads(run)).is_equal  # the replay depends on the bound
 
 
 def replace_full_reads(run: RecordedRun) -> RecordedRun:

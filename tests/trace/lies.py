@@ -1,4 +1,4 @@
-"""Lies: changes of a true trace, each with the properties that it breaks, which the checker must see without ``--replay``."""
+"""Lies: changes to a true trace, with the properties that each breaks. The checker must see them without ``--replay``."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ STOP = Fault("stop", 2, 120)
 KILL = Fault("kill", 0, 60)
 
 _TRUE: dict[str, bytes] = {}
-"""The true traces that have been judged, by faults and settings: many lies are of one."""
+"""The true traces that were already judged, by faults and settings, because many lies share one."""
 
 
 def run(path: Path, *faults: Fault, **settings: Any) -> Tampered:
-    """A true trace, which is written to ``path``; samples may be carried for three rounds, where nothing else is asked for."""
+    """Writes a true trace to ``path``, and returns it. By default, samples may be carried for three rounds."""
     configs = make_configs(len(SHARDS), **(settings or {"max_age_rounds": 3}))
     run_by_arrival(SHARDS, configs, seed=3, faults=faults, trace=path)
     return Tampered(path)
 
 
 def tell(path: Path, *, is_replayed: bool = False) -> list[str]:
-    """What is said of the trace at ``path``, each line beginning with the property."""
+    """Returns the violations in the trace at ``path``, each beginning with the property."""
     return [str(item) for item in check_traces([path], is_replayed=is_replayed).violations]
 
 
 def find_broken(path: Path, *, is_replayed: bool = False) -> set[str]:
-    """The properties that the trace at ``path`` breaks."""
+    """Returns the properties that the trace at ``path`` breaks."""
     return {line.split()[0] for line in tell(path, is_replayed=is_replayed)}
 
 
 @dataclass(frozen=True)
 class Lie:
-    """Breaks these ``properties`` of the trace of a job with these ``faults`` and ``settings``."""
+    """A change that breaks these ``properties`` of the trace of a job with these ``faults`` and ``settings``."""
 
     name: str
     change: Change
@@ -56,7 +56,7 @@ class Lie:
         return self.name
 
     def check(self, path: Path) -> list[str]:
-        """Checks that it breaks these properties, and the true trace none; returns what is said of it."""
+        """Checks that it breaks these properties and the true trace none. Returns the violations."""
         told = repr((self.faults, self.settings))
         if told not in _TRUE:
             run(path, *self.faults, **self.settings)
@@ -71,7 +71,7 @@ class Lie:
 
 
 class Lies(list[Lie]):
-    """The lies of a file, in order; called, it is a decorator of one more."""
+    """The lies of a file, in order. A call returns a decorator that adds one."""
 
     def __call__(self, properties: str, *faults: Fault, name: str = "", **settings: Any) -> Callable[[Change], Change]:
         def add(change: Change) -> Change:
@@ -82,5 +82,5 @@ class Lies(list[Lie]):
 
 
 def configure(**changes: Any) -> Change:
-    """Another configuration, in the offers too."""
+    """Changes the configuration, in the offers too."""
     return lambda trace: trace.configure(**changes)

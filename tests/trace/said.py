@@ -1,7 +1,7 @@
-"""What the checker says, word for word: of true traces, and of each lie of `test_tampered` and `test_resumed`.
+"""The checker's output, word for word, for true traces and for each lie of `test_tampered` and `test_resumed`.
 
-``said.json`` keeps a digest of it, a test of every message and count. ``python -m tests.trace.said`` prints the page itself,
-and writes the digests anew.
+``said.json`` keeps digests of it, which test every message and count. ``python -m tests.trace.said`` prints the full text and
+rewrites the digests.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TRUTHS: dict[str, tuple[dict[str, Any], tuple[Fault, ...]]] = {
 
 
 def tell_truth(name: str, path: Path) -> list[str]:
-    """What is said of the true trace called ``name``, which is written to ``path``."""
+    """Writes the true trace called ``name`` to ``path``, and returns the checker's output."""
     settings, faults = TRUTHS[name]
     run_by_arrival(SHARDS, make_configs(len(SHARDS), **settings), seed=3, faults=faults, trace=path)
     (job,) = check_traces([path], is_replayed=True).jobs
@@ -45,7 +45,7 @@ def tell_truth(name: str, path: Path) -> list[str]:
 
 
 def show(job: JobVerdict) -> list[str]:
-    """A verdict, line by line."""
+    """Returns a verdict, line by line."""
     head = f"{job.driver}, epoch {job.epoch}: {job.ranks} ranks, {job.rounds} rounds, {job.steps} steps, {job.samples} samples"
     return [
         f"{head}, {job.outcome}",
@@ -55,12 +55,12 @@ def show(job: JobVerdict) -> list[str]:
 
 
 def compute_digest(lines: list[str]) -> str:
-    """Returns what is kept of these lines."""
+    """Returns the digest that is kept of these lines."""
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def check_said(name: str, lines: list[str]) -> None:
-    """Checks that this is what has always been said of the trace or lie called ``name``."""
+    """Checks that the output for the trace or lie called ``name`` has not changed."""
     text = "\n".join(lines)
     assert json.loads(KEPT.read_text())[name] == compute_digest(lines), (
         f"now: {text}\nIf wanted: python -m tests.trace.said"
@@ -68,7 +68,7 @@ def check_said(name: str, lines: list[str]) -> None:
 
 
 def main() -> None:
-    """Prints the page, and writes its digests anew."""
+    """Prints the full text, and rewrites its digests."""
     from tests.trace.test_resumed import TAMPERED, find_carrying
     from tests.trace.test_tampered import lie
 

@@ -1,4 +1,4 @@
-"""The checker on right traces, on files of every shape, and on files that are not traces."""
+"""The checker on correct traces, on files of every shape, and on files that are not traces."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_file_that_ends_inside_a_line_is_cut_off(tmp_path: Path, suffix: str) 
 
 @pytest.mark.parametrize(("suffix", "end"), [("", b"\0" * 4096), ("", b'{"rank":0'), (".gz", b"")])
 def test_what_may_have_followed_a_finish_is_said(suffix: str, end: bytes, tmp_path: Path) -> None:
-    """A disk that was full, or a file without the trailer that says how long it was."""
+    """The disk was full, or the file lacks the trailer with its length."""
     (path,) = run(tmp_path / f"t{suffix}")
     before = check_traces([path]).jobs[0].unsaid
     data = path.read_bytes()
@@ -210,7 +210,7 @@ def test_what_may_have_followed_a_finish_is_said(suffix: str, end: bytes, tmp_pa
 
 
 def test_answers_that_no_order_of_events_can_explain_are_refused(tmp_path: Path) -> None:
-    """Each rank's file is right by itself; together they have each rank agree before the other has offered."""
+    """Each rank's file is right by itself, but together each rank agrees before the other has offered."""
     paths = run(tmp_path / "t", is_one_file=False)
     for path in paths:
         trace = Tampered(path)
@@ -266,7 +266,7 @@ def test_ranks_that_complete_with_different_configurations_are_refused(tmp_path:
 @settings(max_examples=few(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_malformed_trace_crashes_the_checker(data: st.DataObject, tmp_path: Path) -> None:
-    """Any value anywhere: a verdict or a TraceError."""
+    """For any value anywhere, the result is a verdict or a TraceError."""
     path = tmp_path / "whole"
     if not path.exists():
         run(path, faults=(Fault("fail", 0, 120),))
@@ -289,7 +289,7 @@ def test_no_malformed_trace_crashes_the_checker(data: st.DataObject, tmp_path: P
 @settings(max_examples=few(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_order_of_records_crashes_the_checker(data: st.DataObject, tmp_path: Path) -> None:
-    """Records lost, doubled and moved: a verdict, and when one is lost of those that matter, a bad one."""
+    """With records lost, doubled and moved, the result is a verdict, and a bad one if a record that matters is lost."""
     path = tmp_path / "whole"
     if not path.exists():
         run(path)

@@ -1,4 +1,4 @@
-"""A job judged while it runs: traces that grow are told wrong as soon as they are, and right at the end."""
+"""A job judged while it runs: errors in growing traces are reported at once, and correct traces at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(30 - 9 * rank)] for rank i
 
 
 def record(folder: Path, *, is_one_file: bool = True, faults: tuple[Fault, ...] = (), **settings: Any) -> list[Path]:
-    """The traces of a job that has ended, elsewhere: what is followed is written from them bit by bit."""
+    """Records the traces of a finished job elsewhere. The followed files are written from them bit by bit."""
     folder.mkdir(exist_ok=True)
     path = folder / "t.ndjson"
     return run_by_arrival(
@@ -62,7 +62,7 @@ def test_a_followed_job_gets_the_verdict_of_its_files(
         follower.advance()
     for _ in range(len(sources)):
         follower.advance()
-    # A rank that was killed may still come back, for all that the files say.
+    # As far as the files show, a rank that was killed may still come back.
     assert follower.is_done == (kind != "kill")
     verdict = follower.end(is_replayed=True)
     assert told == []
@@ -139,7 +139,7 @@ def test_a_folder_is_followed_epoch_by_epoch(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_written_anew_by_its_own_process_is_followed(tmp_path: Path) -> None:
-    """The loader makes the file and its process makes it again: the same header, twice."""
+    """The loader makes the file, and its process makes it again, with the same header."""
     (source,) = record(tmp_path / "whole")
     data = source.read_bytes()
     path = tmp_path / "t.ndjson"

@@ -1,4 +1,4 @@
-"""Forged traces: each is consistent in all that its forger thought of, and breaks one property. None may pass."""
+"""Forged traces: each is consistent in everything that its forger thought of, but breaks one property. None may pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ lie = Lies()
 
 
 def find(trace: Tampered, kind: str, rank: int | None = None) -> tuple[Line, Line]:
-    """The last record that has such an effect, and the effect."""
+    """Returns the last record with such an effect, and the effect."""
     *_, found = trace.iterate(kind, rank)
     return found
 
@@ -34,7 +34,7 @@ def set_limit(trace: Tampered, rank: int, limit: int) -> None:
 
 @lie("RELEASE STOP", STOP, depth_steps=9)
 def go_on_after_another_left(trace: Tampered) -> None:
-    """The consumer of rank 2 leaves after one step; the others take all, and nobody says that it left too early."""
+    """The consumer of rank 2 leaves after one step, the others take all steps, and no record shows that it left too early."""
     places = [index for index, item in enumerate(trace.records) if item in trace.answers("step_taken", 2)]
     stop = next(item for item in trace.records if item["event"] and item["event"]["kind"] == "consumer_stopped")
     trace.drop(stop)
@@ -70,7 +70,7 @@ def keep_released_steps_back(trace: Tampered) -> None:
 
 @lie("ABORT", KILL)
 def ignore_a_loss(trace: Tampered) -> None:
-    """Rank 1 hears of the loss when it could still go on, and finishes later, by a loss told again."""
+    """Rank 1 learns of the loss when it could still continue, and finishes later, when it is told again."""
     lost = trace.answers("peer_lost", 1)[0]
     place = trace.records.index(lost)
     trace.records.insert(place, {"rank": 1, "event": dict(lost["event"]), "effects": []})
@@ -102,7 +102,7 @@ def blame_a_rank_for_completing(trace: Tampered) -> None:
 
 @lie("FREE")
 def offer_late(trace: Tampered) -> None:
-    """A rank that has all it needs waits for its next event before it offers."""
+    """A rank that has everything it needs waits for its next event before it offers."""
     records = [item for item in trace.records if item["rank"] == 1]
     early = next(
         index
@@ -116,7 +116,7 @@ def offer_late(trace: Tampered) -> None:
 
 @lie("FREE", depth_steps=3, window_samples=16, budget_tokens=20)
 def hold_a_step_back(trace: Tampered) -> None:
-    """A step that has room in the queue is delivered when the next is taken."""
+    """A step for which the queue has room is delivered only when the next is taken."""
     full = [item for item in trace.records if sum(it["kind"] == "deliver" for it in item["effects"]) > 1]
     record = full[-1]
     late = [it for it in record["effects"] if it["kind"] == "deliver"][-1]
@@ -170,7 +170,7 @@ def read_twice_at_once(trace: Tampered) -> None:
 @lie("STOP", KILL, depth_steps=30)
 @lie("STOP", KILL, name="fall behind by updates", depth_steps=60, update_samples=9)
 def fall_behind_and_be_lost(trace: Tampered) -> None:
-    """The consumer of rank 1 takes one step until its rank is lost; that of rank 2 takes all it may."""
+    """The consumer of rank 1 takes one step until its rank is lost. That of rank 2 takes all it may."""
     for record in trace.answers("step_taken", 1)[1:]:
         record["event"] = {"kind": "urged"}
     set_limit(trace, 1, 1)
@@ -182,11 +182,11 @@ def test_a_forged_trace_is_refused(told: Lie, tmp_path: Path) -> None:
     told.check(tmp_path / "t")
 
 
-# A rank is gone: what it posted is not known, but what the others posted bounds what they are told.
+# If a rank is gone, its last post is unknown, but the posts of the others bound the agreement that they are told.
 
 
 def be_gone(traces: list[Tampered]) -> list[Line]:
-    """Rank 0 is gone before its fifth offer; the others are told the agreement, which is returned, and of the loss."""
+    """Rank 0 is gone before its fifth offer. The others are told the agreements, which are returned, and the loss."""
     first, *others = traces
     place = first.records.index([record for record, _ in first.iterate("post_offer")][4])
     del first.records[place:]
@@ -217,7 +217,7 @@ def tell_ranks_apart(traces: list[Tampered]) -> None:
 
 
 def hide_a_failure(traces: list[Tampered]) -> None:
-    """Rank 1 fails before it offers; the agreement knows nothing of it."""
+    """Rank 1 fails before it offers, but the agreement does not include the failure."""
     be_gone(traces)
     trace = traces[1]
     record, effect = find(trace, "post_offer", 1)
@@ -278,7 +278,7 @@ def test_counts_that_are_less_than_what_is_known_of_them_are_refused(tmp_path: P
 def test_whose_loss_a_rank_is_told_of_is_said_where_no_trace_can_show_it(
     named: int | None, doubt: str, tmp_path: Path
 ) -> None:
-    """NP18: each knows what it saw; one that gives up names itself. Spec: R7.5."""
+    """NP18: each rank knows what it saw, and one that gives up names itself. Spec: R7.5."""
     trace = run(tmp_path / "t", KILL)
     for event in trace.events("peer_lost", 1):
         event["rank"] = named
@@ -289,7 +289,7 @@ def test_whose_loss_a_rank_is_told_of_is_said_where_no_trace_can_show_it(
 
 
 def test_what_a_killed_rank_took_is_said_where_its_trace_cannot_show_it(tmp_path: Path) -> None:
-    """What it had not yet written is lost with it. Spec: R7.5."""
+    """Steps whose records it had not yet written are lost with it. Spec: R7.5."""
     trace = run(tmp_path / "t", Fault("kill", 0, 110), depth_steps=30)
     assert len(trace.answers("step_taken", 0)) > 2
     for record in trace.answers("step_taken", 0)[1:]:
@@ -299,11 +299,11 @@ def test_what_a_killed_rank_took_is_said_where_its_trace_cannot_show_it(tmp_path
     assert "whether rank 0 took more than 1 steps: its trace has no finish" in verdict.jobs[0].unsaid
 
 
-# Peers: processes that are one rank write traces of their own, which must tell of the same steps. Spec: R17.5.
+# Peers: the processes of one rank write separate traces, which must contain the same steps. Spec: R17.5.
 
 
 def write_peers(folder: Path, *shards: list[list[int]]) -> list[Path]:
-    """The job of each peer number, by itself: what they hold apart is compared by nobody but the checker."""
+    """Writes the job of each peer number by itself. Only the checker compares what they hold."""
     paths = [folder / f"peer{peer}" for peer in range(len(shards))]
     for peer, (path, lengths) in enumerate(zip(paths, shards, strict=True)):
         run_by_arrival(lengths, make_configs(2, peers=len(shards), peer=peer), seed=peer, trace=path, run="r")
@@ -391,7 +391,7 @@ def test_another_protocol_under_the_same_name_is_refused_without_replay(
     assert find_broken(path) == {"REPLAY"}
 
 
-# What only the machine, asked again, can tell: `docs/explanation/evidence.md` lists it.
+# What only a replay by the machine can detect: `docs/explanation/evidence.md` lists it.
 
 
 def split_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

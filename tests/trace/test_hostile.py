@@ -1,4 +1,4 @@
-"""Files made to break the checker: one line and exit status 2, never a traceback, and never more memory than is stated."""
+"""Files made to break the checker lead to one line and exit status 2, never to a traceback or more memory than stated."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ def test_a_damaged_compressed_file_is_one_line_and_status_2(
     path.write_bytes(packed)
     status = main(["check", str(path)])
     captured = capsys.readouterr()
-    assert (status, captured.out) == (2, "") or (place == 5 and status == 0)  # byte 5 is a time: it says nothing
+    assert (status, captured.out) == (2, "") or (place == 5 and status == 0)  # byte 5 is a time, without meaning
     assert len(captured.err.splitlines()) == (0 if status == 0 else 1)
 
 
 def run_limited(path: Path) -> subprocess.CompletedProcess[str]:
-    """Checks the file in a process that may have 400 MiB, of which Python takes about 40, and a minute of a core."""
+    """Checks the file in a process that may use 400 MiB, of which Python takes about 40, and a minute of a core."""
     program = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))\n"
         "resource.setrlimit(resource.RLIMIT_CPU, (60, 60))\n"
@@ -154,9 +154,9 @@ def test_a_world_of_many_with_one_trace_takes_little(tmp_path: Path) -> None:
 
 
 def test_a_compressed_bomb_takes_no_memory(tmp_path: Path) -> None:
-    """Spec: R9.5. Half a gigabyte in a few megabytes, on one line; and in lines that are records."""
+    """Spec: R9.5. Half a gigabyte in a few megabytes, on one line, and in lines that are records."""
     path = tmp_path / "bomb.gz"
-    path.write_bytes(gzip.compress(bytes(2**25), compresslevel=1) * 2**4)  # one after the other they are one file
+    path.write_bytes(gzip.compress(bytes(2**25), compresslevel=1) * 2**4)  # concatenated, they are one file
     assert path.stat().st_size < 2**23
     done = run_limited(path)
     assert done.returncode == 2
@@ -194,7 +194,7 @@ def test_an_endless_line_takes_no_memory(endless: bytes, tmp_path: Path) -> None
 
 
 def test_a_rank_that_reads_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spec: R9.5. What the ranks hold is bounded, however long the trace."""
+    """Spec: R9.5. What the ranks hold is bounded, however long the trace is."""
     monkeypatch.setattr(job, "compute_remembered", lambda world_size: 50)
     path = tmp_path / "t"
     trace = write(path)
@@ -262,14 +262,14 @@ def test_mutants_are_each_a_verdict_or_a_complaint() -> None:
     """Spec: R9.5. A slice of what `python -m tests.soak.fuzz_check` does a million times."""
     results, unseen = fuzz(few(2500), 11)
     assert min(results["malformed"], results["violated"], results["holds"]) > few(40), "the mutations reach all"
-    # What no checker can see: names, and the order of what different ranks do at the same time.
+    # No checker can see names, or the order of what different ranks do at the same time.
     hidden = {place: count for place, count in unseen.items() if "config" in place or "round" in place}
     assert not hidden, json.dumps(unseen)
 
 
 @pytest.mark.parametrize("is_replayed", [False, True])
 def test_false_is_not_the_integer_0(is_replayed: bool, tmp_path: Path) -> None:
-    """Found by chance: in an agreement that equals the one before, JSON's false passed for 0, and only a replay stumbled."""
+    """Found by chance: in an agreement equal to the one before, JSON's false passed for 0, and only a replay detected it."""
     path = tmp_path / "t"
     trace = write(path)
     trace.events("agreed", 1)[0]["agreement"]["due_max"] = False

@@ -55,7 +55,7 @@ def list_paths(folder: Path, name: str, ranks: int = len(SHARDS)) -> list[Path]:
 
 
 def write_job(folder: Path, run: str = "r", lost: int | None = None) -> list[Path]:
-    """An epoch that is stopped after some steps, and its rest. Of ``lost`` the rest has a sample less, and says so."""
+    """Writes an epoch that stops after some steps, and its rest. The rest has one sample of ``lost`` less, and says so."""
     config, ranks = make_config(), range(len(SHARDS))
     begun = World(config, SHARDS, schedule=AnyOrder(5), stops=dict.fromkeys(ranks, STEPS)).run()
     saved = [node.ledger.compute_checkpoint() for node in begun.nodes]
@@ -71,7 +71,7 @@ def write_job(folder: Path, run: str = "r", lost: int | None = None) -> list[Pat
 
 
 def write_fewer_ranks(folder: Path) -> list[Path]:
-    """An epoch of four ranks that is stopped, and its rest on two."""
+    """Writes an epoch of four ranks that stops, and its rest on two."""
     begun = World(make_config(), SHARDS, schedule=AnyOrder(5), stops=dict.fromkeys(range(4), STEPS)).run()
     gone = {sample.id for node in begun.nodes for step in node.taken for sample in step.group}
     left = [sample for shard in SHARDS for sample in shard if sample.id not in gone]
@@ -115,7 +115,7 @@ def test_a_rest_alone_is_judged_by_its_header_and_says_what_is_missing(tmp_path:
 
 
 def test_an_epoch_that_is_gone_on_with_twice_is_said(tmp_path: Path) -> None:
-    """Spec: R9.6. What was trained on the first time may have been undone since: no trace shows the model."""
+    """Spec: R9.6. What was trained on the first time may have been undone since then: no trace shows the model."""
     paths = write_job(tmp_path)
     again = [Path(shutil.copy(path, tmp_path / f"again-{path.name}")) for path in paths[4:]]
     said = f"whether epoch 0 was trained on 2 times after step {STEPS}: other traces resume from there too"
@@ -123,7 +123,7 @@ def test_an_epoch_that_is_gone_on_with_twice_is_said(tmp_path: Path) -> None:
 
 
 def drop_the_tail(trace: Tampered) -> None:
-    """A rank's input is shorter than there were samples: the header says more than it reads."""
+    """A rank's input is shorter than the data: the header has more samples than the rank reads."""
     trace.header["inputs"][0]["samples"] += 1
 
 
@@ -132,7 +132,7 @@ def give_one_sample_another_id(trace: Tampered) -> None:
 
 
 def say_that_more_was_trained_on(trace: Tampered) -> None:
-    """Consistently: of one sample that this part trains on, the header says that it was trained on before."""
+    """Consistently, the header claims that a sample was trained on before, although this part trains on it."""
     part, lot = trace.header["before"][0], make_lot([SHARDS[0][-1].id])
     new = Lot(part["samples"], part["digest"]) + lot
     part |= {"samples": new.samples, "digest": new.digest}
@@ -194,7 +194,7 @@ def test_an_epoch_that_a_run_begins_again_is_refused(tmp_path: Path) -> None:
 
 
 def write_epochs(folder: Path, *epochs: tuple[int, str, list[list[int]]]) -> list[Path]:
-    """Small jobs, of these epochs, runs and lengths."""
+    """Writes small jobs with these epochs, runs and lengths."""
     paths = [folder / f"{number}" for number in range(len(epochs))]
     for path, (epoch, run, lengths) in zip(paths, epochs, strict=True):
         run_by_arrival(lengths, make_configs(2), trace=path, run=run)
@@ -242,7 +242,7 @@ def test_files_of_two_runs_are_two_jobs_in_whatever_order(tmp_path: Path) -> Non
     files = [tmp_path / name for name in ("a.0", "b.1", "a.1", "b.0")]
     assert [len(job.paths) for job in check_traces(files).jobs] == [2, 2]
     assert check_traces(files).is_ok
-    assert tell(files[:2] + files[3:]) == {"FREE"}  # rank 1 of run a is missing, and that of b does not stand for it
+    assert tell(files[:2] + files[3:]) == {"FREE"}  # rank 1 of run a is missing, and that of b does not replace it
 
 
 SAMPLES = "whether all samples were trained on: the header of rank 1 does not say how many there are"
@@ -261,7 +261,7 @@ def test_a_header_that_is_silent_for_one_rank_is_said(tmp_path: Path) -> None:
 
 
 def test_headers_that_contradict_each_other_are_refused_in_any_order(tmp_path: Path) -> None:
-    """Spec: R9.6. Checks: COVER. The file that was given last was believed."""
+    """Spec: R9.6. Checks: COVER. The last file used to be believed."""
     paths = write_job(tmp_path)
     more = Tampered(paths[1]).header["inputs"][0] | {"samples": 999}
     change(paths[0], lambda trace: trace.header["inputs"].append(more))
@@ -271,7 +271,7 @@ def test_headers_that_contradict_each_other_are_refused_in_any_order(tmp_path: P
 
 
 def test_a_rest_that_skips_a_sample_and_says_so_is_refused(tmp_path: Path) -> None:
-    """Spec: R9.6. Checks: RESUME. Where no run is named, the other traces of the epoch may be of another training."""
+    """Spec: R9.6. Checks: RESUME. If no run is named, the other traces of the epoch may belong to another training."""
     paths = write_job(tmp_path, lost=0)
     assert tell(paths) == {"RESUME"}
     for path in paths[4:]:
@@ -311,7 +311,7 @@ def test_what_there_was_bounds_epochs_that_are_not_complete(
 
 
 def exchange_ids(trace: Tampered, rank: int, other: int) -> None:
-    """The first sample of a rank and the last of another change their ids."""
+    """Exchanges the ids of the first sample of a rank and the last of another."""
     first = next(event["samples"] for event in trace.events("samples_read", rank) if event["samples"])
     last = next(event["samples"] for event in reversed(trace.events("samples_read", other)) if event["samples"])
     first[0][0], last[-1][0] = last[-1][0], first[0][0]
@@ -345,7 +345,7 @@ def test_a_sample_set_aside_is_accounted_for(tmp_path: Path) -> None:
     assert check_traces([trace.write(path)], is_replayed=True).is_ok
     event["place"] = 0
     assert tell([trace.write(path)]) == {"COVER"}
-    del event["place"]  # as older traces
+    del event["place"]  # as in older traces
     assert check_traces([trace.write(path)]).is_ok
 
 

@@ -1,4 +1,4 @@
-"""Traces of resumed epochs: accepted when right, from the round they begin in; told apart when not."""
+"""Traces of resumed epochs are accepted when right, from the round in which they begin, and refused when not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CONFIGS = {
 
 
 def get_shards(name: str) -> tuple[Shard, ...]:
-    """The samples of the epoch; with limits, each uses as much of every further resource as its length leaves over 4."""
+    """Returns the samples of the epoch. With limits, each uses its length modulo 4 of every further resource."""
     resources = len(CONFIGS[name].limits)
     return tuple(tuple(replace(sample, costs=(sample.length % 4,) * resources) for sample in shard) for shard in SHARDS)
 
@@ -53,7 +53,7 @@ def write_rest(
     change: Callable[[Checkpoint], Checkpoint] | None = None,
     schedule: type[AnyOrder] = AnyOrder,
 ) -> list[Path]:
-    """The traces, one for each rank, of an epoch resumed after ``count`` steps."""
+    """Writes the traces, one for each rank, of an epoch resumed after ``count`` steps."""
     config, shards = CONFIGS[name], get_shards(name)
     stops = dict.fromkeys(range(len(shards)), count)
     begun = World(config, shards, schedule=schedule(count), stops=stops).run()
@@ -73,7 +73,7 @@ def write_rest(
 
 
 def find_carrying(folder: Path, schedule: type[AnyOrder] = AnyOrder) -> list[Path]:
-    """Traces of an epoch in which rank 0 continues with samples carried into a later round."""
+    """Writes traces of an epoch in which rank 0 continues with samples carried into a later round."""
     for count in range(20):
         paths = write_rest(folder, "join", count, schedule=schedule)
         start = Tampered(paths[0]).records[0]["event"]["start"]
@@ -174,7 +174,7 @@ def test_what_was_taken_before_is_not_emitted_again(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_goes_on_from_another_round_is_a_mismatch(tmp_path: Path) -> None:
-    """Spec: R7.3, R10.2. A right trace of a job that was started wrongly."""
+    """Spec: R7.3, R10.2. The trace is right, but the job was started wrongly."""
     config = make_config(world_size=2)
     start = RoundStart(round=1, read_samples=1, is_ended=True, marks=(1,), planned_steps=1, global_samples=2)
     with TraceWriter(tmp_path / "t", config, driver="test") as writer:

@@ -1,4 +1,4 @@
-"""Slips that the checker's parts must not make: a bound one too wide, a field of several not looked at, an order believed."""
+"""Slips that the checker must not make: a bound off by one, a field of several not checked, an order taken for granted."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_window_is_read_whole_unless_the_source_ends(read: int) -> None:
     """Spec: R2.3. Checks: REPLAY."""
     assert (compare_window(read + 1, read, 3, 4, is_ended=False) == "") is (read == 3)
     assert (compare_window(read + 1, read, 3, 4, is_ended=True) == "") is (read <= 3)
-    # One that is full of bytes is smaller than asked for.
+    # A window that is full in bytes is smaller than asked for.
     assert (compare_window(read + 1, read, 3, 4, is_ended=False, is_full=True) == "") is (read <= 3)
 
 
@@ -139,7 +139,7 @@ def test_each_number_of_the_counts_is_summed(place: int) -> None:
 
 
 def test_ranks_that_count_different_resources_are_refused() -> None:
-    """Spec: R4.5. Checks: ALIGN. Their headers may lie."""
+    """Spec: R4.5. Checks: ALIGN. Their headers may be false."""
     findings = Findings()
     exchanges = Exchanges(2, findings)
     for rank in range(2):

@@ -1,4 +1,4 @@
-"""The checker must be able to fail: each tampered trace is refused, with the id of the property it breaks and no other."""
+"""The checker must be able to fail: it refuses each tampered trace, naming the property that is broken and no other."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def lose_a_peer_without_notice(trace: Tampered) -> None:
 
 @lie("EXCHANGE RELEASE")
 def deliver_when_formed(trace: Tampered) -> None:
-    """What a loader does that hands out a batch as soon as it is collated."""
+    """A loader might do this, handing out a batch as soon as it is collated."""
     record, effect = next(trace.iterate("deliver", 1))
     record["effects"].remove(effect)
     target, _ = next(trace.iterate("collate", 1))
@@ -217,7 +217,7 @@ def say_ready_before_collated(trace: Tampered) -> None:
     record = trace.answers("collated", 1)[1]
     place = trace.drop(record)
     later = next(item for item in trace.records[place:] if item["rank"] == 1)
-    later["effects"] += record["effects"]  # its offer goes out nevertheless
+    later["effects"] += record["effects"]  # its offer is sent nevertheless
 
 
 @lie("RELEASE")
@@ -346,7 +346,7 @@ def tell_one_rank_another_sum(trace: Tampered) -> None:
 
 @lie("WEIGHT")
 def count_input_tokens_as_supervised(trace: Tampered) -> None:
-    """What the released peer's exact mode does."""
+    """The released peer's exact mode does this."""
     for effect in trace.effects("post_counts"):
         for row in effect["counts"]:
             row[2] = row[1]
@@ -361,7 +361,7 @@ lie("ORDER", name="say_that_steps_are_balanced_by_tokens", max_age_rounds=3, cos
 
 @lie("WEIGHT", **LIMITS)
 def say_that_nobody_uses_a_resource(trace: Tampered) -> None:
-    """On all ranks alike: those without an image then skip the tower that another rank runs."""
+    """It claims this on all ranks alike. Those without an image then skip the tower that another rank runs."""
     for effect in trace.effects("post_counts"):
         for row in effect["counts"]:
             row[4] = 0
@@ -379,7 +379,7 @@ def carry_other_counts_in_a_step(trace: Tampered) -> None:
 
 
 def swap_two_like_steps(trace: Tampered) -> None:
-    """Same counts, same cost, both whole groups: which of them leaves first no property but REPLAY can tell."""
+    """Counts and costs are equal, and both groups are whole. Only REPLAY can tell which of them leaves first."""
     for collate, posted in zip(trace.effects("collate", 0), trace.effects("post_counts", 0), strict=True):
         if posted["counts"][:1] == posted["counts"][1:2]:
             first, second = collate["steps"][:2]
@@ -422,14 +422,14 @@ def read_from_a_source_of_ones_own(trace: Tampered) -> None:
 
 @lie("CONSERVE COVER DEAL", **SHARED)
 def leave_places_out(trace: Tampered) -> None:
-    """Consistently: a rank draws one sample fewer in the round before the last, and what it reads it has not drawn."""
+    """Consistently, a rank draws one sample fewer in the round before the last, and reads what it has not drawn."""
     trace.effects("read", 2)[1]["count"] -= 1
     trace.events("samples_read", 2)[1]["is_ended"] = True
 
 
 @lie("ORDER")
 def exchange_two_steps(trace: Tampered) -> None:
-    """On one rank, one fuller than the other, with their counts; both as long as before."""
+    """On one rank, one fuller than the other, with their counts, and both with their lengths unchanged."""
     samples = {row[1]: row for event in trace.events("samples_read", 0) for row in event["samples"]}
 
     def compute_padded(step: dict[str, Any]) -> int:
@@ -473,7 +473,7 @@ def test_replay_sees_a_swap_that_no_property_can_see(tmp_path: Path) -> None:
 
 
 def test_a_failure_without_a_cause_is_an_unknown_one(tmp_path: Path) -> None:
-    """Spec: R5.8. A true trace: the machine itself says so of a driver that gives no cause."""
+    """Spec: R5.8. The trace is true: the machine itself writes this if a driver gives no cause."""
     path = tmp_path / "t"
     run(path, FAIL)
     path.write_text(path.read_text().replace("broken sample", "unknown failure"))
@@ -482,14 +482,14 @@ def test_a_failure_without_a_cause_is_an_unknown_one(tmp_path: Path) -> None:
     assert tell(trace.write(path), is_replayed=True) == []
 
 
-# Wrong protocols: the machine itself is changed, its trace is honest.
+# Wrong protocols: the machine itself is changed, and its trace is honest.
 
 
 def test_closing_when_the_first_rank_runs_dry_violates_cover(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine_module, "is_closing", lambda _, agreement: agreement.samples_min == 0)
     path = tmp_path / "t"
     run(path)
-    # By the agreement it is not over: some rank holds samples.
+    # By the agreement the epoch is not over, because some rank holds samples.
     assert find_broken(path) == {"ALIGN", "COVER", "RELEASE"}
     assert [line for line in tell(path) if line.startswith("COVER")] == [
         "COVER rank 0 round 6 step 11: closes before its source has ended",

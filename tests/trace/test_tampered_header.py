@@ -1,4 +1,4 @@
-"""Lies that a checker believes which takes the header and the offers at their word: each is refused without ``--replay``."""
+"""Lies that a checker would believe if it trusted the header and the offers. Each is refused without ``--replay``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ lie = Lies()
 
 
 def say(**changes: object) -> Change:
-    """The header alone says otherwise."""
+    """Changes only the header."""
     return lambda trace: trace.header["config"].update(changes)
 
 
 def offer_otherwise(*, rank: int = 0, **fields: int) -> Change:
-    """A rank's offer is another, and all ranks are told so."""
+    """Changes a rank's offer, and the agreement of all ranks with it."""
 
     def change(trace: Tampered) -> None:
         trace.effects("post_offer", rank)[2]["offer"] |= fields
@@ -32,7 +32,7 @@ def offer_otherwise(*, rank: int = 0, **fields: int) -> Change:
 
 
 def report_otherwise(rank: int, **fields: object) -> Change:
-    """A rank's report is another, and all ranks are told so."""
+    """Changes a rank's report, and what all ranks are told of it."""
 
     def change(trace: Tampered) -> None:
         trace.effects("post_report", rank)[0]["report"] |= fields

@@ -34,7 +34,7 @@ BAD = (1, 2, 3, 17, *range(28, 42))
 
 
 def run(path: Path, settings: dict[str, Any], *, bad: tuple[int, ...] = (), seed: int = 3) -> Path:
-    """The trace of a job whose third update, with ``bad``, has no good sample."""
+    """Writes the trace of a job whose third update, with ``bad``, has no good sample."""
     configs = make_configs(3, **settings)
     order = make_shard(LENGTHS)
     is_shared = configs[0].shared_samples is not None
@@ -82,7 +82,7 @@ def test_the_free_mode_has_no_updates(tmp_path: Path) -> None:
     assert (item.status, item.reason) == (Status.NOT_APPLICABLE, "free mode")
 
 
-# Wrong protocols: the machine itself is changed, and says honestly what it does. Its own invariants are silenced. ----------
+# Wrong protocols: the machine itself is changed, and its trace is honest. Its own invariants are turned off. ----------------
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def carry_a_group(patch: pytest.MonkeyPatch) -> None:
-    """A sample slips into the next update: the target is below the most groups, as in the free mode."""
+    """A sample slips into the next update, because the target is below the most groups, as in free mode."""
 
     def below(config: Config, agreement: Offer) -> int:
         return max(1, agreement.groups_max - 1) if agreement.groups_max and agreement.samples_max else 0
@@ -101,7 +101,7 @@ def carry_a_group(patch: pytest.MonkeyPatch) -> None:
 
 
 def close_when_a_part_is_bad(patch: pytest.MonkeyPatch) -> None:
-    """A rank none of whose samples is good says that it holds none; where all do, the epoch closes early."""
+    """A rank without a good sample offers that it holds none. If all ranks do, the epoch closes early."""
     right = rounds_module._compute_offer
 
     def of_what_is_held(config: Any, state: Any, *rest: Any) -> Offer:
@@ -112,7 +112,7 @@ def close_when_a_part_is_bad(patch: pytest.MonkeyPatch) -> None:
 
 
 def read_on_after_a_bad_sample(patch: pytest.MonkeyPatch) -> None:
-    """A short read pulls from the next update: places are counted by what was good."""
+    """A short read draws from the next update, because only good samples count as places."""
     right = rounds_module.make_read
 
     def by_good(config: Config, round_: int, count: int) -> Any:
@@ -122,12 +122,12 @@ def read_on_after_a_bad_sample(patch: pytest.MonkeyPatch) -> None:
 
 
 def emit_a_portion(patch: pytest.MonkeyPatch) -> None:
-    """Each portion is emitted by itself: an update of several, smaller ones."""
+    """Each portion is emitted by itself, so one update becomes several smaller ones."""
     patch.setattr(Config, "has_steps", lambda *_: True)
 
 
 def deal_by_rank(patch: pytest.MonkeyPatch) -> None:
-    """A rank says that it has nothing, and so draws more than its share."""
+    """A rank reports an empty load, and so draws more than its share."""
     patch.setattr(rounds_module, "compute_real_tokens", lambda _: 0)
 
 
@@ -152,7 +152,7 @@ def test_a_planted_defect_is_seen(
 ) -> None:
     """Checks: UPDATE."""
     plant(silent)
-    with contextlib.suppress(OdbError, AssertionError):  # the world, or the machine, may see it too
+    with contextlib.suppress(OdbError, AssertionError):  # the world, or the machine, may also see it
         run(tmp_path / "t", settings, bad=bad)
     assert seen in tell(tmp_path / "t")
 

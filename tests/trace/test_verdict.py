@@ -1,4 +1,4 @@
-"""The checker part by part: what it reads of a line, what it says of a trace, and which files belong together."""
+"""The checker part by part: what it reads from a line, what it reports about a trace, and which files belong together."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_the_settings_of_a_header_are_read() -> None:
 
 
 def test_the_fingerprint_is_that_of_the_core() -> None:
-    """Spec: R1.4. Two implementations of one rule."""
+    """Spec: R1.4. There are two implementations of one rule."""
     config = make_configs(3, limits=(9, 7), tag="\u00e9")[0]
     assert compute_fingerprint(config.shared_json) == config.fingerprint
     assert decode_settings(Header(3, json.loads(config.shared_json), "test", 0)).fingerprint == config.fingerprint
@@ -259,7 +259,7 @@ ROWS = [[5, 50, 9], [3, 30, 9]]
     ],
 )
 def test_a_round_is_cut_after_the_step_that_reaches_the_quota(quota: int | None, steps: int, said: list[str]) -> None:
-    """Spec: R4.6. Checks: QUOTA. In an epoch resumed at round 4, after 7 steps."""
+    """Spec: R4.6. Checks: QUOTA. The epoch is resumed at round 4, after 7 steps."""
     findings, rounds = Findings(), Rounds(quota)
     assert rounds.begin(4, 7, 0)
     assert rounds.note_round(1, 4, ROWS, steps, findings) == steps
@@ -284,7 +284,7 @@ def test_a_round_is_followed_once_and_the_others_are_told_of_it() -> None:
 
 
 def test_ranks_begin_alike_or_in_different_rounds() -> None:
-    """Spec: R9.4. Different rounds are a mismatch of the job (R7.3), not a mistake of the trace."""
+    """Spec: R9.4. Different rounds are a mismatch of the job (R7.3), not an error in the trace."""
     rounds = Rounds(None)
     assert rounds.begin(2, 5, 8)
     assert rounds.begin(2, 5, 8)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _PAUSE_S: Final = 0.2
-"""How often growing traces are looked at."""
+"""The pause between looks at growing traces."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _follow(options: argparse.Namespace, rules: Sequence[TargetRule], told: Counter[Violation]) -> Verdict:
-    """Returns the verdict at the end of the job; ``told`` are the violations that were printed before it."""
+    """Returns the verdict at the end of the job. The violations printed before that are counted in ``told``."""
 
     def tell(violation: Violation) -> None:
         told[violation] += 1
@@ -100,7 +100,7 @@ def _follow(options: argparse.Namespace, rules: Sequence[TargetRule], told: Coun
 
 
 def _say(text: str) -> None:
-    """Prints one line, whatever a cause holds: no line breaks, no characters that cannot be printed."""
+    """Prints one line, and escapes line breaks and characters that cannot be printed."""
     encoding = sys.stdout.encoding or "utf-8"
     line = "".join(item if item.isprintable() else item.encode("unicode_escape").decode() for item in text)
     print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)

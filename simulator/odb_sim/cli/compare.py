@@ -161,7 +161,7 @@ def _list_names(options: argparse.Namespace) -> list[str]:
 
 
 def _build_run(options: argparse.Namespace, policy: str, name: str) -> Run:
-    """Returns the run on the trace ``name``; budget and window by rule where they are not given."""
+    """Returns the run on the trace ``name``. Budget and window follow rules if they are not given."""
     lengths = load_lengths_option(options, name)
     budget, window = options.token_budget, options.window
     if budget is None:
@@ -169,14 +169,14 @@ def _build_run(options: argparse.Namespace, policy: str, name: str) -> Run:
     samples = len(lengths) if options.samples is None else options.samples
     if window is None:
         window = choose_window(lengths, budget, shard_samples=samples // max(1, options.ranks))
-    # Where the size gives the budget, the budget gives the size.
+    # If the batch size determined the budget, the budget determines the batch size.
     size = None if options.token_budget is None else options.batch_size
     given = argparse.Namespace(**{**vars(options), "token_budget": budget, "window": window, "batch_size": size})
     return build_run(given, policy, lengths)
 
 
 def describe_terms(compared: list[Compared]) -> str:
-    """Returns what all policies of a comparison share, in a sentence or two."""
+    """Returns what all policies of a comparison have in common, in a sentence or two."""
     what = compared[0].what
     return (
         f"{what.workload.ranks:,} ranks ({what.sharding} shards), {what.mode} mode. Budget: maximum padded tokens of a "
@@ -187,7 +187,7 @@ def describe_terms(compared: list[Compared]) -> str:
 
 
 def describe_sure(compared: Compared) -> str:
-    """Returns how sure the ratio is, to follow it; empty where that is not known."""
+    """Returns the uncertainty of the ratio as a suffix, or an empty string if it is unknown."""
     band = compared.find_band(compared.chosen)
     if band is None or not band.shares:
         return ""
@@ -195,7 +195,7 @@ def describe_sure(compared: Compared) -> str:
 
 
 def describe_ratio(compared: Compared) -> str:
-    """Returns the ratio of the first policy that is not the reference, and what an update holds on each side."""
+    """Returns the speed-up of the first policy other than the reference, and the size of an update on each side."""
     reference = compared.reference
     first = compared.chosen
     ours, theirs = compared.find_accumulated(first), compared.find_accumulated(reference)
@@ -241,9 +241,9 @@ def _build_table(compared: Compared) -> tuple[str, list[str], list[list[str]]]:
 
 
 def _build_tables(compared: list[Compared]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Returns a table for each figure: a row for each trace, a column for each policy.
+    """Returns a table for each figure, with a row for each trace and a column for each policy.
 
-    What each trace was run with comes first.
+    The first table shows the settings of each trace.
     """
     policies = [summary.policy for summary in compared[0].summaries]
     terms = [

@@ -1,4 +1,4 @@
-"""``odb-ref demo``: the main job on real input, from simulation to training to the checker, in one report."""
+"""``odb-ref demo``: the main job on real input, from simulation through training to the checker, in one report."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _simulate(out: Path) -> tuple[list[Summary], dict[str, list[FillMap]], list[
 
 
 def find_script() -> Path:
-    """Returns the training script: of the examples in a checkout, or the copy of them that a wheel carries.
+    """Returns the training script, from the examples of a checkout or the copy in a wheel.
 
     Raises: UsageError when there is neither.
     """
@@ -154,7 +154,7 @@ def _train(out: Path, text: str | None) -> dict[str, Json]:
 
 
 def run_whole(command: Sequence[str], limit_s: float) -> tuple[int, str, str]:
-    """Returns exit status, output and errors of a program that starts others; when this is broken off, it ends them all.
+    """Runs a program that starts others, and returns its exit status, output and errors. An interruption ends all of them.
 
     Raises: UsageError when it takes longer than ``limit_s``.
     """
@@ -162,7 +162,7 @@ def run_whole(command: Sequence[str], limit_s: float) -> tuple[int, str, str]:
         try:
             printed, complained = process.communicate(timeout=limit_s)
         except BaseException as error:
-            process.terminate()  # torchrun passes it on to the ranks; killed, it would leave them
+            process.terminate()  # torchrun passes the signal to the ranks; killing it would leave them running
             try:
                 process.communicate(timeout=_GRACE_S)
             except subprocess.TimeoutExpired:

@@ -111,11 +111,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 INCOMPLETE: Final = 3
 _MOST_RANKS: Final = 64
-"""Twelve with a sample each have a million states, and each further one triples them; a thousand take long to begin."""
+"""Twelve ranks with a sample each have a million states, and each further rank triples them. A thousand take long to begin."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 when everything holds and was covered, 1 when a property does not hold, 3 when the limit was reached before either."""
+    """Returns 0 if everything holds and was covered, 1 if a property does not hold, and 3 if the limit came first."""
     if options.replay is not None:
         return _replay(options.replay)
     check_writable(options.json, options.save)
@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _open_rule(name: str) -> Iterator[TargetRule]:
-    """Gives a rule; one of the user's runs as in ``verify``, so that it may raise or loop, and its ranks share nothing."""
+    """Yields a rule. A user's own runs in processes, as in ``verify``: it may raise or loop, and its ranks share nothing."""
     if OWN not in name or not hasattr(signal, "setitimer"):
         yield load_rule(name)
         return
@@ -184,7 +184,7 @@ def _get_bounds(options: argparse.Namespace, rule: TargetRule) -> Bounds:
 
 
 def _list_accepted(texts: Sequence[str], ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Returns by rank what it comes to accept, in order."""
+    """Returns for each rank the budgets that it comes to accept, in order."""
     try:
         pairs = [(int(rank), int(tokens)) for rank, tokens in (text.split(":") for text in texts)]
     except ValueError:
@@ -234,7 +234,7 @@ def _run_all(options: argparse.Namespace, suite: Mapping[str, Bounds]) -> int:
 
 
 def _summarize(name: str, result: Exploration) -> list[str]:
-    """Returns the verdict and the figures, a line each: short enough for a terminal of 80 columns."""
+    """Returns the verdict and the figures in lines that fit a terminal of 80 columns."""
     verdict = "all hold" if result.is_complete else "stopped at the limit"
     if result.counterexample is not None:
         verdict = f"{result.counterexample.property} DOES NOT HOLD"

@@ -1,4 +1,4 @@
-"""The ``odb-ref`` command: one module of `odb_sim.cli` for each subcommand."""
+"""The ``odb-ref`` command, with one module of `odb_sim.cli` for each subcommand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXAMPLES: Final = {
     "explore": "odb-ref explore --shard-sizes 3,1 --failures 1 --graph explored.graphml",
     "verify": "odb-ref verify --policy my_rules.py:GreedyRule",
 }
-"""What the help of each command begins with; a test parses them."""
+"""The example at the top of each command's help. A test parses them."""
 _MODULES: Final = {
     "lengths": "planning.lengths",
     "plan": "planning.plan",
@@ -46,18 +46,18 @@ _MODULES: Final = {
     "calibrate": "recorded.calibrate",
     "view": "recorded.view",
 }
-"""Where a command is that is not in the module of its name."""
+"""The modules of commands that are not in the module of their name."""
 
 
 class _Parser(argparse.ArgumentParser):
     example = ""
 
     def error(self, message: str) -> NoReturn:
-        """Returns one line, as for every other kind of bad input; the usage is a ``--help`` away."""
+        """Exits with one line, as every other kind of bad input does. ``--help`` shows the usage."""
         self.exit(2, f"{self.prog}: {message}\n")
 
     def format_help(self) -> str:
-        """Returns the help, after an example."""
+        """Returns the help, with an example before it."""
         text = super().format_help()
         return f"example: {self.example}\n\n{text}" if self.example else text
 
@@ -66,7 +66,7 @@ INSTALL: Final = "pip install 'odb-ref[sim]'"
 
 
 def load_command(name: str) -> ModuleType | None:
-    """Returns the module of a subcommand; None where it needs a package that comes with the simulator and is not here."""
+    """Returns the module of a subcommand, or None if it needs a package of the extra [sim] that is not installed."""
     try:
         return import_module(f"odb_sim.cli.{_MODULES.get(name, name)}")
     except ModuleNotFoundError as error:
@@ -92,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def _json_to_stdout(options: argparse.Namespace) -> Iterator[None]:
-    """With ``--json -`` standard output holds the JSON and nothing else: what a command prints goes to standard error."""
+    """With ``--json -`` only the JSON goes to standard output, and everything else that a command prints to standard error."""
     path = getattr(options, "json", None)
     if path is None or str(path) != "-":
         yield
@@ -107,7 +107,7 @@ def _json_to_stdout(options: argparse.Namespace) -> Iterator[None]:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM: an end like Ctrl-C, in which each ends what it has started."""
+    """SIGTERM, which ends the command as Ctrl-C does, so that every part stops what it has started."""
 
 
 @contextmanager
@@ -126,12 +126,12 @@ def _heed_sigterm() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one subcommand. Exit status: 0 as asked, 1 a property does not hold, 2 unusable arguments or input,
-    130, 143 and 141 broken off: by Ctrl-C, by SIGTERM, or because nobody reads what is printed.
+    """Runs one subcommand, and returns its exit status: 0 for success, 1 if a property does not hold, 2 for unusable arguments
+    or input. If broken off, it is 130 (by Ctrl-C), 143 (by SIGTERM) or 141 (because the reader of the output has gone).
     """
     try:
         return _run(arguments)
-    except KeyboardInterrupt:  # at any moment, while modules are loaded too
+    except KeyboardInterrupt:  # at any time, also while modules are loaded
         return 128 + signal.SIGINT
 
 
@@ -162,15 +162,15 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 2
     except _Terminated:
         return 128 + signal.SIGTERM
-    except (RuleError, InvariantError) as error:  # of a rule of the user's
+    except (RuleError, InvariantError) as error:  # raised by a rule of the user's
         print(f"odb-ref {options.command}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader of our output has left: nothing more is wanted, and what was found may not have reached anybody.
+        # The reader of the output has gone. It wants nothing more, and may not have received the findings.
         _drop_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
-        # A traceback would end with status 1, which says that a property does not hold.
+        # A traceback would exit with status 1, which means that a property does not hold.
         where = "" if error.filename is None else f"{error.filename}: "
         print(f"odb-ref {options.command}: {where}{error.strerror or error}", file=sys.stderr)
         _drop_output()
@@ -179,8 +179,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _make_printable() -> None:
-    """Sees to it that whatever is printed can be: by a parent that has closed standard output or standard error and wants
-    neither, and in an encoding that lacks a character of a path.
+    """Lets anything be printed: if the parent has closed standard output or standard error, and if the encoding lacks a
+    character of a path.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -190,7 +190,7 @@ def _make_printable() -> None:
 
 
 def _drop_output() -> None:
-    """Sees to it that the interpreter does not try again at exit to write what could not be written, and complain."""
+    """Keeps the interpreter from trying, and failing, to write the remaining output again at exit."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,4 +1,4 @@
-"""Command-line options that several commands share, and what becomes of them."""
+"""Command-line options that several commands share, and the values built from them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add_number(
     *,
     kind: Callable[[str], float] = int,
 ) -> None:
-    """Adds an option of a number, whose default is said after the text."""
+    """Adds an option that takes a number, with its default after the help text."""
     said = text if default is None else f"{text} ({default:g})" if kind is float else f"{text} ({default})"
     parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=said)
 
@@ -51,14 +51,14 @@ def add_number(
 def add_choice(
     parser: argparse.ArgumentParser, flag: str, kind: type[StrEnum], text: str, default: StrEnum | None = None
 ) -> None:
-    """Adds an option of one value of an enumeration, whose default is said after the text."""
+    """Adds an option that takes one value of an enumeration, with its default after the help text."""
     said = text if default is None else f"{text} ({default})"
     value = None if default is None else str(default)
     parser.add_argument(flag, choices=[str(item) for item in kind], default=value, help=said)
 
 
 def add_repeated(parser: argparse.ArgumentParser, flag: str, metavar: str, text: str) -> None:
-    """Adds an option that may be given several times."""
+    """Adds an option that can be given several times."""
     parser.add_argument(flag, action="append", default=[], metavar=metavar, help=f"{text} (repeatable)")
 
 
@@ -70,9 +70,9 @@ def add_run_options(
     window: int | None = 256,
     window_rule: str = "",
 ) -> None:
-    """Adds what `build_run` reads, all but the lengths and the policy.
+    """Adds the options that `build_run` reads, except the lengths and the policy.
 
-    ``ranks`` and ``window`` are the defaults; ``budget`` and ``window_rule`` say what is done where there is none.
+    ``ranks`` and ``window`` are the defaults. ``budget`` and ``window_rule`` describe what happens without a default.
     """
     add_number(parser, "--ranks", "N", "data-parallel ranks", ranks)
     said = f" ({budget})" if budget else ""
@@ -92,7 +92,7 @@ def add_run_options(
 
 
 def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = True) -> None:
-    """Adds what every command that simulates takes alike: what `build_terms`, `build_costs` and `build_conditions` read."""
+    """Adds the options of every command that simulates, for `build_terms`, `build_costs` and `build_conditions`."""
     add_terms(parser, Terms, leave_out=() if has_quota else ("mode", "quota_samples"))
     add_choice(
         parser,
@@ -127,12 +127,12 @@ def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = Tru
 def add_batch_size(
     parser: argparse.ArgumentParser, default: str = "what the budget holds of the longest sample"
 ) -> None:
-    """Adds the size of fixed batches, and says what it is where it is not given."""
+    """Adds the size of fixed batches. The text ``default`` describes the size when the option is not given."""
     add_number(parser, "--batch-size", "N", f"samples of a fixed batch, whatever the budget ({default})")
 
 
 def add_processes(parser: argparse.ArgumentParser, text: str, *, processes: int | None = None) -> None:
-    """Adds how many processes work at a time: by default one for each processor."""
+    """Adds the number of concurrent processes, by default one for each processor."""
     said = f"{text} ({processes or 'one for each processor'})"
     default = processes or os.cpu_count() or 1
     parser.add_argument("--processes", type=int, default=default, metavar="N", help=said)
@@ -145,7 +145,7 @@ def add_executor_options(parser: argparse.ArgumentParser, *, processes: int | No
 
 
 def add_store_options(parser: argparse.ArgumentParser) -> None:
-    """Adds a cluster in place of processes, and where answers are kept."""
+    """Adds a cluster to use in place of processes, and the folder that keeps answers."""
     text = f"instead of --processes, a cluster whose workers have this package: {ADDRESSES}"
     parser.add_argument("--executor", metavar="ADDRESS", help=text)
     text = "keep each simulation's figures in FOLDER as it ends; the same command then continues from there"
@@ -156,7 +156,7 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
 def open_study(
     options: argparse.Namespace, label: str, total: int, *, is_estimate: bool = False
 ) -> Iterator[tuple[Callable[[int], None], Store, Executor]]:
-    """Yields what the simulations of a study need: who hears of each, where answers are kept, and where they run."""
+    """Yields what the simulations of a study need: a progress function, a store for answers, and an executor."""
     processes = options.processes if is_estimate else min(options.processes, total)
     with (
         show_progress(label, total, is_estimate=is_estimate) as on_done,
@@ -167,9 +167,9 @@ def open_study(
 
 
 def add_terms(parser: argparse.ArgumentParser, kind: type[Terms], *, leave_out: Sequence[str] = ()) -> None:
-    """Adds an option for each of the `Terms` whose field has a help text, with the default it has in ``kind``.
+    """Adds an option for each field of `Terms` that has a help text, with its default in ``kind``.
 
-    Its name is the field's without the unit: ``--max-age`` of ``max_age_rounds``.
+    The option is named like the field without its unit: ``--max-age`` for ``max_age_rounds``.
     """
     defaults = {item.name: item.default for item in fields(kind)}
     for item in fields(Terms):
@@ -205,7 +205,7 @@ def build_run(options: argparse.Namespace, policy: str, lengths: Lengths) -> Run
 
 
 def build_study(options: argparse.Namespace, lengths: Lengths) -> Study:
-    """Returns what the options of `add_shared_options` describe, and the size of fixed batches where it can be given.
+    """Returns the study that the options of `add_shared_options`, and the size of fixed batches if any, describe.
 
     Raises: UsageError when they make no sense.
     """
@@ -223,7 +223,7 @@ def build_study(options: argparse.Namespace, lengths: Lengths) -> Study:
 
 
 def build_terms(options: argparse.Namespace) -> Terms:
-    """Returns what the protocol is told beside policy, budget, window and depth.
+    """Returns the settings of the protocol other than policy, budget, window and depth.
 
     Raises: UsageError when it makes no sense.
     """
@@ -266,7 +266,7 @@ def load_lengths_option(options: argparse.Namespace, name: str) -> Lengths:
 
 
 def build_conditions(options: argparse.Namespace) -> Conditions:
-    """Returns what is slow or uneven.
+    """Returns the ranks and loaders that are slow, and the jitter.
 
     Raises: UsageError when an option makes no sense.
     """
@@ -278,7 +278,7 @@ def build_conditions(options: argparse.Namespace) -> Conditions:
 
 
 def build_costs(options: argparse.Namespace) -> Costs:
-    """Returns what things cost.
+    """Returns the cost models.
 
     Raises: UsageError when an option makes no sense, or the file of ``--cost-model`` is not a cost model.
     """
@@ -293,12 +293,12 @@ def build_costs(options: argparse.Namespace) -> Costs:
 
 
 def build_source(options: argparse.Namespace, data: Sequence[str]) -> PageSource:
-    """Returns what the foot of a page says: the command as it was given, and the data."""
+    """Returns the content of a page's footer: the command as it was given, and its data."""
     return PageSource(command=getattr(options, "said", f"odb-ref {options.command}"), data=data)
 
 
 def check_batch_size(size: int | None, policies: Sequence[str]) -> None:
-    """Checks that ``--batch-size`` means something to one of ``policies`` at least.
+    """Checks that ``--batch-size`` applies to at least one of ``policies``.
 
     Raises: UsageError when none of them has fixed batches.
     """
@@ -310,7 +310,7 @@ def check_batch_size(size: int | None, policies: Sequence[str]) -> None:
 
 
 def complain(failed: Sequence[CellFailure], total: int) -> int:
-    """Prints the simulations that have failed, of so many in ``total``; returns the exit status: 0 when none has, else 2."""
+    """Prints the simulations that failed, out of ``total``, and returns the exit status: 0 if none failed, else 2."""
     if not failed:
         return 0
     print(f"{len(failed)} of {total} simulations failed:", *failed, sep="\n  ", file=sys.stderr)

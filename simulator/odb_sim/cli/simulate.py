@@ -1,4 +1,4 @@
-"""``odb-ref simulate``: one run, its figures, and on request its trace."""
+"""``odb-ref simulate``: one run, its figures, and optionally its trace."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _parse_budget_schedule(options: argparse.Namespace) -> BudgetTable:
 
 
 def _make_timeline(options: argparse.Namespace, what: Run) -> Timeline | None:
-    """Returns what collects spans: of all ranks for a timeline file, of a few for a page."""
+    """Returns a collector of spans: of all ranks for a timeline file, or of a few ranks for a page."""
     if options.perfetto is not None:
         return Timeline()
     return None if options.html is None else make_timeline(what)
@@ -170,7 +170,7 @@ _SHOWN: Final = (
 
 
 def _print_summary(summary: Summary) -> None:
-    """A headline, and the figures that say why; all are in the JSON."""
+    """Prints a headline and the figures that explain it. The JSON has all figures."""
     print(
         f"{summary.policy} on {summary.lengths}, {summary.ranks:,} ranks, {describe_budget(summary)}"
         f"{describe_window(summary)}: {summary.tokens_per_s:,.0f} tokens/s\n"

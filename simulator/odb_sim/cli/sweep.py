@@ -1,4 +1,4 @@
-"""``odb-ref sweep``: a grid of simulations, in parallel, in one table."""
+"""``odb-ref sweep``: a grid of parallel simulations, in one table."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def add_data_options(parser: argparse.ArgumentParser, *, has_quota: bool = True) -> None:
-    """Adds what `sweep` and `tune` share."""
+    """Adds the options that `sweep` and `tune` share."""
     parser.add_argument("lengths", metavar="LENGTHS", help=LENGTHS_HELP)
     add_shared_options(parser, has_quota=has_quota)
     add_executor_options(parser)
@@ -104,7 +104,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _print_answers(title: str, answers: list[CellAnswer]) -> None:
-    """Settings that are the same in every row go into the title: a table has room for little."""
+    """Prints a table, and moves settings that are the same in every row to its title to save columns."""
     header = list(SWEEP)
     rows = [build_row(SWEEP, answer) for answer in answers]
     same = [column for column in range(len(SETTINGS)) if len({row[column] for row in rows}) == 1]

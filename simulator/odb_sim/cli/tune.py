@@ -29,9 +29,9 @@ from odb_sim.studies.sweep import estimate_answer
 from odb_sim.studies.tune import LARGEST_WINDOW, NAMES, Question, Tuning, list_choices, tune
 
 HOST_BYTES_PER_TOKEN: Final = 24
-"""Ids, labels and attention mask of 8 bytes each."""
+"""Token ids, labels and an attention mask, at 8 bytes each."""
 _HELD: Final = ("ramp_rounds", "max_age_rounds", "padding_share", "cost")
-"""Options that are not tuned where they are given."""
+"""Options that are kept, not tuned, if they are given."""
 _USUAL_SIMULATIONS: Final = 600
 _USUAL_ALONE: Final = 100
 
@@ -59,7 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--no-beside", action="store_true", help=text)
     parser.add_argument("--json", metavar="FILE", help="write the recommendation and everything tried")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
-    parser.set_defaults(run=run_command, **dict.fromkeys(_HELD))  # what is given is held
+    parser.set_defaults(run=run_command, **dict.fromkeys(_HELD))  # options given are kept
 
 
 def run_command(options: argparse.Namespace) -> int:

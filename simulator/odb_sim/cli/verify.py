@@ -1,4 +1,4 @@
-"""``odb-ref verify``: is the protocol with this target rule, or this core, still what the properties say?"""
+"""``odb-ref verify``: does the protocol still satisfy its properties with this target rule, or with this core?"""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 LONGEST_S: Final = 86_400.0
-"""A rule that takes longer than a day is not judged in one."""
+"""The longest time limit: a day."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 when every property holds as far as was looked, 1 when one does not, 3 when something was not judged.
+    """Returns 0 if every property holds as far as checked, 1 if one does not, and 3 if something was not judged.
 
     Raises: UsageError when there is no such rule or core.
     """
@@ -167,6 +167,6 @@ def _print(finding: Finding, core: str | None, path: Path) -> None:
 
 
 _WIDEST: Final = 120
-"""Columns of running text, on a terminal that has more."""
+"""The largest width of running text, on any terminal."""
 _LAST: Final = 30
-"""A longer schedule is printed from its end; the file has it all."""
+"""The number of actions printed from the end of a longer schedule. The file holds all of them."""

@@ -1,31 +1,31 @@
-"""Fits the cost models to recorded runs whose traces carry times, and says how far off they are on a held-back half.
+"""Fits the cost models to recorded runs whose traces carry times, and measures their error on a held-back half.
 
 Every cost model is linear in its numbers, so each component is a regression of the time of a span on what the span would
-cost if one number were 1 and the others 0. Those columns come from the models themselves: no formula is written twice.
+cost if one number were 1 and the others 0. The models themselves compute those columns, so no formula is written twice.
 
 ==========  ============================================================================================================
-`step`      from one step taken to the next, where no rank waited for data in either: the model's time for the costliest
-            batch of the step. The collective that ends a step is the same for all and becomes part of ``gpu.fixed_s``.
-            Attention's quadratic part is kept only where it lowers the error by a twentieth. Where steps were accumulated,
-            those that do not end an update are fitted: to each rank's own batch, or to the costliest where ranks meet after
-            every step (FSDP). A trace does not say which: the one that errs less on what was held back is kept. By how
-            much longer the ends of updates take becomes ``collective.fixed_s``.
-`table`     likewise, as a table of padded tokens and median seconds, when it is asked for: for a device whose step time is
-            no straight line. It stands beside the formula, and a simulation uses it.
-`read`      from one answer of the reader to the next, where it was waited for, by what the model of a loader says of the
-            samples and tokens that were then read
+`step`      from one step taken to the next, if no rank waited for data in either: the model's time for the costliest
+            batch of the step. The collective that ends a step takes every rank the same time and becomes part of
+            ``gpu.fixed_s``. Attention's quadratic part is kept only if it lowers the error by at least a twentieth. If
+            steps were accumulated, those that do not end an update are fitted: to each rank's own batch, or to the
+            costliest if ranks meet after every step (FSDP). A trace does not tell which, so the variant with the smaller
+            held-back error is kept. The extra time of steps that end an update becomes ``collective.fixed_s``.
+`table`     the same times on request, as a table of padded tokens and median seconds, for a device whose step time is not
+            a straight line. It stands beside the formula, and a simulation uses it.
+`read`      from one answer of the reader to the next, if the answer was waited for: the loader model's time for the
+            samples and tokens read in between
 `collate`   from a collation to its answer, by steps and padded tokens
 `exchange`  from a post to its answer on the rank that waited least (the last to post), by messages and bytes
 ==========  ============================================================================================================
 
-A number whose range begins at 0 is not written: it would add next to nothing here, and seconds at a thousand times the size.
-What the numbers were fitted to stands in the cost model, and a simulation of more says so.
+A number whose range begins at 0 is left out: it would add next to nothing here, but seconds at a thousand times the size.
+The cost model records the sizes that it was fitted to, and a simulation of larger ones cautions.
 
-Every span is measured on one rank's clock, so the clocks of the ranks need not agree. From several runs every second one is
-held back, from a single run the second half of each component's spans.
+Every span is measured on one rank's clock, so the clocks of the ranks need not agree. With several runs every second run is
+held back; with a single run, the second half of each component's spans.
 
-Beside the error of a step stands how much steps of equal size differ among themselves: a machine whose speed changes puts
-an end to what any model can reach.
+The report also shows how much steps of equal size differ among themselves. If the speed of the machine changes, no model can
+be more accurate than that.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from odb_sim.recorded.steps import (
 
 _READ_FITS: Final = 3
 _LEAST_ERROR: Final = 0.02
-"""The least share of a run's time, however well those held back are met."""
+"""The smallest error of a run's time to claim, however well the held-back runs are predicted."""
 _SECTIONS: Final = {"step": "gpu", "read": "loader", "collate": "loader", "exchange": "network"}
 _FEW_READS: Final = "the others were read ahead, or the run is short"
 _INLINE: Final = "the thread that trains reads and collates, as part of a step"
@@ -75,7 +75,7 @@ _SMALLEST_S: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The fitted cost models. What could not be fitted keeps its default, and its fit says why."""
+    """The fitted cost models. A component that could not be fitted keeps its defaults, and its fit gives the reason."""
 
     costs: Costs
     fits: tuple[Fit, ...]
@@ -87,7 +87,7 @@ class Calibration:
     """Which steps were fitted."""
 
     def to_json(self) -> dict[str, object]:
-        """Returns what the cost-model file says of its numbers."""
+        """Returns the section of the cost-model file that describes the fit."""
         components = [asdict(fit) for fit in self.fits]
         return {"held_back": self.held_back, "warm_up_steps": self.warm_up_steps, "components": components}
 
@@ -101,15 +101,15 @@ def calibrate(
     warm_up_steps: int = 0,
     global_batch: GlobalBatch = EVERY_STEP,
 ) -> Calibration:
-    """Returns the cost models that fit ``runs`` best; with ``has_table`` a measured table of step times beside the formula.
+    """Returns the cost models that fit ``runs`` best. With ``has_table`` they include a measured table of step times.
 
-    The first ``warm_up_steps`` steps of every run count for nothing, neither in the fit nor in its error: allocators and
-    kernels get ready in them. ``global_batch`` is that to which the job accumulated its steps, where the traces do not say it
+    The first ``warm_up_steps`` steps of every run are left out of the fit and its error, because allocators and kernels warm
+    up in them. ``global_batch`` is the global batch to which the job accumulated its steps, if the traces do not record one
     (``update_samples``).
 
-    ``workers`` is how many worker processes a rank had: with 1 the numbers describe the loader as a whole. With 0 the thread
-    that trains read and collated when it asked for a step: that is part of the time of a step, and the spans of reading and
-    collating, which wait for it, say nothing. A trace does not say how the ranks exchanged: ``transport`` does.
+    ``workers`` is the number of worker processes of each rank. With 1 the numbers describe the loader as a whole. With 0 the
+    training thread read and collated when it asked for a step. That time is then part of the step, and the spans of reading
+    and collating carry no information. Traces do not record how the ranks exchanged, so the caller passes ``transport``.
 
     Raises: UsageError when a run has no times, or too few steps whose data was there in time, or all of one size (a table).
     """
@@ -153,14 +153,14 @@ def calibrate(
 
 
 def list_ranges(fits: Sequence[Fit]) -> Ranges:
-    """Returns how sure the numbers of a cost model are, and the model: what runs held back are off by."""
+    """Returns the uncertainty of each number of a cost model, and of the whole model by its error on held-back runs."""
     rows = [(f"{_SECTIONS[fit.component]}.{item.name}", item.low, item.high) for fit in fits for item in fit.ranges]
     error = max(_LEAST_ERROR, *(fit.run_error for fit in fits))
     return Ranges(rows=(*rows, (ERROR, 1 / (1 + error), 1 + error)))
 
 
 def widen_error(costs: Costs, total_errors: Sequence[float]) -> Costs:
-    """Returns ``costs`` whose error is no less than ``total_errors``: predicted over measured of whole runs, less 1."""
+    """Returns ``costs`` with an error at least that of ``total_errors``: predicted over measured time of a run, minus 1."""
     found = [max(1 + error, 1 / (1 + error)) for error in total_errors if error > -1]
     rows = tuple(
         (name, min(low, 1 / max(high, *found)), max(high, *found)) if name == ERROR and found else (name, low, high)
@@ -177,13 +177,13 @@ def _set_loader(workers: int, values: dict[str, float]) -> LoaderCost:
         per_token_s=values.get("per_token_s", default.per_token_s),
         collate_step_s=values.get("collate_step_s", default.collate_step_s),
         collate_per_token_s=values.get("collate_per_token_s", default.collate_per_token_s),
-        # What receiving a sample takes cannot be told from collating: it is part of that.
+        # The time to receive a sample cannot be separated from that of collating, so it is included there.
         receive_sample_s=0.0,
     )
 
 
 def is_held_back(number: int, runs: int) -> bool:
-    """Returns True when nothing of run ``number``, of so many ``runs``, was fitted to."""
+    """Returns True if the fit used no part of run ``number``, one of ``runs`` runs."""
     return runs > 1 and number % 2 == 1
 
 
@@ -196,7 +196,7 @@ def _fit(component: str, runs: Sequence[RecordedRun], gather: Callable[[Recorded
 
 
 def _in_time(by_rank: Sequence[Sequence[Span]]) -> list[Span]:
-    """Returns the spans of all ranks, the first of each, then the second ..., without those of nothing."""
+    """Returns the spans of all ranks, the first of each, then the second, and so on, without empty ones."""
     return [span for spans in zip_longest(*by_rank) for span in spans if span is not None and span.items]
 
 
@@ -206,9 +206,9 @@ def _build_spans(names: Sequence[str], prices: Sequence[Callable[[Span], float]]
 
 
 def _fit_reads(runs: Sequence[RecordedRun], loader: LoaderCost) -> Fit:
-    """Fits the numbers again with what was found: what an answer waits for depends on the numbers themselves.
+    """Fits the numbers repeatedly, each time with those found before, because they decide what an answer waits for.
 
-    First the reader is taken to be at work all the time: it is where reading is slow, and there it shows.
+    The first fit assumes a reader that is always busy, which is true wherever reading is slow enough to matter.
     """
     about = replace(loader, sample_s=1.0)
     for _ in range(_READ_FITS):
@@ -220,9 +220,7 @@ def _fit_reads(runs: Sequence[RecordedRun], loader: LoaderCost) -> Fit:
 
 
 def _gather_reads(run: RecordedRun, loader: LoaderCost) -> TimedSpans:
-    """Returns, for each answer that was waited for, the time since the one before, as the model about ``loader`` has it:
-    linear.
-    """
+    """Returns the times between answers that were waited for, with the columns of the model linearised around ``loader``."""
     by_rank = [_list_reads(run, rank, loader) for rank in run.ranks]
     found = [read for reads in zip_longest(*by_rank) for read in reads if read is not None]
     rows = np.array(found, dtype=np.float64).reshape(-1, 3)
@@ -262,7 +260,7 @@ def _gather_collations(run: RecordedRun, loader: LoaderCost) -> TimedSpans:
 
 
 def _gather_exchanges(run: RecordedRun, network: NetworkCost) -> TimedSpans:
-    """Returns the shortest wait of any rank in every exchange: that of the last to post, which waited for the network alone."""
+    """Returns the shortest wait of any rank in each exchange: the last rank to post waited for the network only."""
     ranks, resources = len(run.ranks), len(run.config.limits)
     wants = 0 if run.config.shared_samples is None else ranks
 

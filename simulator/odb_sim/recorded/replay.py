@@ -1,10 +1,9 @@
-"""Replay: a recorded run simulated again from what its ranks read, and compared decision by decision.
+"""Replay: simulates a recorded run again from what its ranks read, and compares every decision.
 
-The trace gives each rank's samples and the configuration; the simulator's world does the rest: its own exchange, its own
-clock, its own order of events. What must come out equal is every round's number of steps, every step's samples on every
-rank, and every step's global counts. Not compared are the last rounds of a run that ended early (a failure, a stop, a
-record that breaks off): when a run is cut short is a matter of timing. Predictions of times are stated beside measurements
-with their error.
+The trace gives each rank's samples and the configuration. The simulator adds its own exchange, its own clock and its own
+order of events. Every round's number of steps, every step's samples on every rank, and every step's global counts must come
+out equal. The last rounds of a run that ended early (a failure, a stop, a truncated record) are not compared, because timing
+decides when a run is cut short. Predicted times are reported beside the measurements, with their error.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Round = tuple[RecordedStep, ...]
 class Timing:
     """Seconds, measured and predicted. ``step_error`` is the median over steps of the relative error of a step's time.
 
-    A step's time is that from one step taken to the next, waiting for data and for other ranks included.
+    A step's time runs from one step taken to the next, and includes waiting for data and for other ranks.
     """
 
     measured_s: float
@@ -45,41 +44,41 @@ class Timing:
     steps: int
     low_s: float
     high_s: float
-    """Between which the prediction lies nine times of ten, by what the cost model says of itself."""
+    """The bounds of the prediction in nine cases of ten, by the uncertainty of the cost model."""
     seconds: tuple[tuple[float, float], ...]
-    """Measured and predicted, of each step."""
+    """The measured and the predicted time of each step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of a replay. ``difference`` is empty when every decision is equal."""
+    """The result of a replay. ``difference`` is empty if every decision is equal."""
 
     name: str
     driver: str
     ranks: int
     outcome: str
     rounds: int
-    """Rounds compared: those that all ranks have formed steps in."""
+    """The rounds compared: those in which all ranks have formed steps."""
     decisions: int
-    """Groups compared: one for each rank and step."""
+    """The groups compared: one for each rank and step."""
     measured_steps: int
-    """Steps of the compared rounds."""
+    """The steps of the compared rounds."""
     predicted_steps: int
     difference: str
     timing: Timing | None
-    """None where the trace has no times."""
+    """None if the trace has no times."""
 
     @property
     def is_equal(self) -> bool:
-        """True when the simulation decides as the run did, everywhere."""
+        """True if the simulation makes every decision as the run did."""
         return not self.difference
 
 
 def build_workload(recorded: RecordedRun) -> Workload:
-    """Returns what the ranks read. A rank whose record ends before its source gets a window of one-token samples more.
+    """Returns what the ranks read. A rank whose record ends before its source gets another window of one-token samples.
 
-    Without them the simulator would take the end of the record for the end of the source, which the rules see. They can
-    only show in rounds that the record does not have.
+    Otherwise the simulator would take the end of the record for the end of the source, which the rules see. These samples
+    affect only rounds that the record does not have.
     """
     if recorded.config.shared_samples is not None:
         return _build_shared_workload(recorded, recorded.config.shared_samples)
@@ -108,16 +107,16 @@ def build_workload(recorded: RecordedRun) -> Workload:
 
 
 def _build_shared_workload(recorded: RecordedRun, total: int) -> Workload:
-    """Returns the common order, as far as the ranks have read it; samples of one token stand in for the rest.
+    """Returns the common order as far as the ranks have read it, with samples of one token in place of the rest.
 
-    Raises: UsageError when samples were set aside, or the order is larger than there can be.
+    Raises: UsageError when samples were set aside, or the order exceeds the largest workload.
     """
     if any(rank.has_gaps for rank in recorded.ranks) or total > LARGEST_WORKLOAD:
         raise UsageError(f"{recorded.name}: the trace does not hold the order that its ranks have shared")
     tokens, supervised = np.ones(total, dtype=np.int64), np.ones(total, dtype=np.int64)
     resources = np.zeros((total, len(recorded.config.limits)), dtype=np.int64)
     for rank in recorded.ranks:
-        for place, sample in zip(rank.places, rank.samples, strict=False):  # the last of them may not have been read
+        for place, sample in zip(rank.places, rank.samples, strict=False):  # the last one may not have been read
             if not 0 <= place < total:
                 raise UsageError(f"{recorded.name}: rank {rank.rank} draws place {place} of {total}")
             tokens[place], supervised[place], resources[place] = sample.length, sample.supervised, sample.costs
@@ -132,8 +131,8 @@ def _build_shared_workload(recorded: RecordedRun, total: int) -> Workload:
 
 
 def _set_workers(costs: Costs, workers: int | None) -> Costs:
-    """Returns ``costs`` with the job's workers. Where it has none, the thread that trains reads and collates: that is part of a
-    step's time, as `calibrate` with 0 workers fits it, and no loader takes any.
+    """Returns ``costs`` with the job's workers. With 0 workers the training thread reads and collates: that time is part of a
+    step, as `calibrate` fits it, and the loader costs nothing.
     """
     if workers is None:
         return costs
@@ -141,7 +140,7 @@ def _set_workers(costs: Costs, workers: int | None) -> Costs:
 
 
 def describe_inline(recorded: RecordedRun, costs: Costs, workers: int | None) -> str:
-    """Returns that what reading takes is not priced; empty where it is, or where a loader process reads."""
+    """Returns a warning if the time to read is not priced; empty if it is, or if a loader process reads."""
     is_inline = (recorded.workers if workers is None else workers) == 0
     if not is_inline or replace(costs.loader, workers=INLINE_LOADER.workers) == INLINE_LOADER:
         return ""
@@ -157,9 +156,9 @@ def build_run(
     workers: int | None = None,
     global_batch: GlobalBatch = EVERY_STEP,
 ) -> Run:
-    """Returns the simulation of ``recorded``, with so many ``workers`` of each rank, or those that the trace says.
+    """Returns the simulation of ``recorded``, with ``workers`` of each rank if given, otherwise the trace's number.
 
-    ``global_batch`` is that to which the job accumulated its steps, of which a trace says nothing.
+    ``global_batch`` is the global batch to which the job accumulated its steps, which a trace does not record.
 
     Raises: UsageError when its rule does not ship or nothing was read.
     """
@@ -193,8 +192,8 @@ def replay(
     global_batch: GlobalBatch = EVERY_STEP,
     on_progress: Callable[[int], None] | None = None,
 ) -> Replay:
-    """Simulates ``recorded`` and compares. ``costs``, ``workers`` and ``global_batch`` say what the prediction of times
-    is; they change no decision.
+    """Simulates ``recorded`` and compares. ``costs``, ``workers`` and ``global_batch`` affect the predicted times, but no
+    decision.
 
     Raises: UsageError when the run cannot be replayed, InvariantError when the simulation breaks a property.
     """
@@ -248,9 +247,9 @@ def _record_step(step: Step) -> RecordedStep:
 
 
 def find_difference(recorded: Sequence[RankRecord], simulated: Sequence[Sequence[Round]], *, is_whole: bool) -> str:
-    """Returns the first decision that differs, by round, step and rank; empty when none does.
+    """Returns the first decision that differs, by round, step and rank, or an empty string.
 
-    Rounds that a rank has no record of are not compared, unless the run ``is_whole``: then there must not be any.
+    Rounds missing from a rank's record are not compared, except if the run ``is_whole``: then any such round is a difference.
     """
     rounds = min(len(rank.rounds) for rank in recorded)
     for number in range(rounds):
@@ -286,7 +285,7 @@ def _shorten(value: object) -> str:
 
 
 def _compare_times(recorded: RecordedRun, simulated_s: Sequence[float], band: Band) -> Timing | None:
-    """Returns rank 0's times from step to step: one clock, so the ranks' clocks need not agree."""
+    """Returns rank 0's times from step to step. They come from one clock, so the ranks' clocks need not agree."""
     measured = np.diff(recorded.ranks[0].taken_s)
     predicted = np.diff(simulated_s[: len(measured) + 1])
     if not recorded.has_times or not len(measured) or len(measured) != len(predicted) or measured.min() <= 0:

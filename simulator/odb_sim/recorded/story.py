@@ -1,7 +1,7 @@
-"""An epoch round by round, as its trace tells it: what each rank held, offered, trained on, carried and idled, and why.
+"""An epoch round by round, as its trace records it: what each rank held, offered, trained on, carried and idled, and why.
 
-Nothing is simulated and nothing decided anew. Groups that are not in the trace, those before they are split or carried, are
-asked of the core (`odb_ref.core.batching`), and shown only where they are the number that the rank offered.
+Nothing is simulated or decided again. The trace does not hold the groups before they are split or carried, so the core
+(`odb_ref.core.batching`) computes them. They are shown only if their number is the one that the rank offered.
 """
 
 from __future__ import annotations
@@ -47,37 +47,37 @@ class RankRound:
     """What one rank does in one round."""
 
     window: list[Sample]
-    """By position; the first ``carried_in`` are carried from the round before."""
+    """In order of position. The first ``carried_in`` were carried over from the previous round."""
     carried_in: int
     offer: Offer
     is_ended: bool
-    """True when the rank had read its whole input."""
+    """True if the rank had read its whole input."""
     agreed_tokens: int
-    """What the round before agreed on as the budget of this one's groups."""
+    """The budget for the groups of this round, as agreed in the round before."""
     agreement: Offer | None = None
     target: int = 0
-    """Steps that are agreed on; 0 where the agreement ends the epoch, or the trace ends before it."""
+    """The number of steps agreed on, or 0 if the agreement ends the epoch or the trace ends first."""
     steps: list[TracedStep] = field(default_factory=list)
     times_s: dict[str, float] = field(default_factory=dict)
-    """When the window was asked for, was read, the offer posted, agreed on, counted and collated, on the rank's own clock."""
+    """Times on the rank's own clock: window asked for and read, offer posted and agreed on, counts received, steps collated."""
 
     @property
     def carried(self) -> int:
-        """Samples that are kept for the next round."""
+        """The number of samples kept for the next round."""
         return len(self.window) - sum(len(step.positions) for step in self.steps)
 
     @property
     def idle_steps(self) -> list[int]:
-        """Numbers of the steps for which the rank has nothing."""
+        """The numbers of the steps for which the rank has no samples."""
         return [step.number for step in self.steps if not step.positions]
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that goes wrong, or ends an epoch early, on one rank."""
+    """A failure, or an early end of an epoch, on one rank."""
 
     round: int
-    """Counted from the first of the trace; the number there is, where nothing follows."""
+    """Counted from the first round of the trace: the next one that the rank begins, or its last if there is none."""
     rank: int
     text: str
 
@@ -92,9 +92,9 @@ class Teller:
     parts: list[RankRound] = field(default_factory=list)
     taken_steps: int = 0
     taken_s: list[float] = field(default_factory=list)
-    """When each was, where the trace has times."""
+    """The time of each, if the trace has times."""
     first_step: int = 0
-    """The number of the first step that is delivered."""
+    """The number of the first step delivered."""
     finish: TracedFinish | None = None
     first_round: int = 0
     incidents: list[Incident] = field(default_factory=list)
@@ -107,10 +107,10 @@ class Teller:
     _agreed_tokens: int = NONE
     _delivered_steps: int = 0
     _is_told: bool = False
-    """True once it is known here that another has left: that this consumer leaves too is not worth telling."""
+    """True once the consumer has left or this rank knows that another has. Its own exit is then not an incident."""
 
     def read(self, record: Record) -> None:
-        """Takes in one record.
+        """Processes one record.
 
         Raises: TraceError when it is malformed.
         """
@@ -122,11 +122,11 @@ class Teller:
             self._note_effect(effect, record.time_s)
 
     def find_budget(self, part: RankRound) -> int | None:
-        """Returns the token budget in force in a round; None where the configuration is not known."""
+        """Returns the token budget in force in a round, or None if the configuration is unknown."""
         return None if self.config is None else self.config.compute_round_bounds(part.agreed_tokens)[0]
 
     def find_groups(self, part: RankRound) -> list[list[int]] | None:
-        """Returns the groups of a window, its places in each; None where another number was offered, or they are not known."""
+        """Returns the groups of a window, as places in it, or None if they are unknown or the rank offered another number."""
         if self.config is None:
             return None
         budget, limits = self.config.compute_round_bounds(part.agreed_tokens)
@@ -138,7 +138,7 @@ class Teller:
         return found if len(found) == part.offer.groups_max else None
 
     def end(self) -> None:
-        """Notes that the trace ends here."""
+        """Marks the end of the trace."""
         if self.finish is None:
             self._troubles.append("its trace ends here")
         elif self.finish.kind == "complete" and self.taken_steps < self._delivered_steps and not self._is_told:
@@ -240,11 +240,11 @@ class Story:
     paths: tuple[str, ...]
     header: Header
     ranks: tuple[Teller, ...]
-    """By rank; of a rank whose file is missing there is none."""
+    """In order of rank, without ranks whose file is missing."""
 
     @property
     def rounds(self) -> int:
-        """Rounds that some rank has begun."""
+        """The number of rounds that at least one rank has begun."""
         return max((len(rank.parts) for rank in self.ranks), default=0)
 
     @property
@@ -254,20 +254,20 @@ class Story:
 
     @property
     def outcome(self) -> TracedFinish | None:
-        """How the epoch ended, for a rank that says so."""
+        """How the epoch ended, according to the first rank that recorded it."""
         return next((rank.finish for rank in self.ranks if rank.finish is not None), None)
 
     @property
     def incidents(self) -> list[Incident]:
-        """What went wrong, in the order of rounds."""
+        """All incidents, in the order of rounds."""
         return sorted([item for rank in self.ranks for item in rank.incidents], key=lambda item: item.round)
 
     def list_parts(self, round_: int) -> list[tuple[int, RankRound]]:
-        """Returns what each rank does in a round, counted from the first of the trace, with its number."""
+        """Returns the number of each rank in round ``round_`` (counted from the first of the trace), and what it does."""
         return [(rank.rank, rank.parts[round_]) for rank in self.ranks if round_ < len(rank.parts)]
 
     def find_round(self, step: int) -> int:
-        """Returns the round that a step is of.
+        """Returns the round of a step.
 
         Raises: UsageError when there is no such step.
         """
@@ -277,7 +277,7 @@ class Story:
         raise UsageError(f"step {step} is not in the trace: {self.paths[0]}")
 
     def explain_target(self, round_: int) -> str:
-        """Returns why a round has its number of steps, in words: what of the agreement equals it, and of whom that is."""
+        """Returns in words why a round has its number of steps: the part of the agreement that decides it, and whose it is."""
         parts = self.list_parts(round_)
         agreement = next((part.agreement for _, part in parts if part.agreement is not None), None)
         if agreement is None:
@@ -308,7 +308,7 @@ class Story:
         return f"so the rule {self.header.config.get('rule')!s} says"
 
     def explain_idle(self, round_: int, rank: int) -> str:
-        """Returns why a rank idles in a round, in words; empty where it does not."""
+        """Returns in words why a rank idles in a round, or an empty string if it does not."""
         part = dict(self.list_parts(round_))[rank]
         if not part.idle_steps:
             return ""
@@ -321,7 +321,7 @@ class Story:
 
 
 def read_story(paths: Sequence[str | Path], *, epoch: int | None = None) -> Story:
-    """Returns the epoch that trace files hold, those of all ranks together or their folder.
+    """Returns the epoch in trace files, given as the files of all ranks or as their folder.
 
     Raises: UsageError (TraceError), naming the file, when one is not a trace, or they hold several epochs and none is chosen.
     """
@@ -340,10 +340,10 @@ def _read_job(job: Sequence[Stream]) -> Story:
     header = job[0].header
     try:
         name = str(header.config.get("rule"))
-        rule = PaperRule(name)  # only its name is asked for
+        rule = PaperRule(name)  # only its name is used
         config = decode_config(header.config, rank=0, depth_steps=1, rules={name: rule})
     except UsageError:
-        config = None  # a cost of somebody's own: there are no groups to ask the core for
+        config = None  # a user's own cost function: the core cannot form its groups
     tellers: dict[int, Teller] = {}
     for stream in job:
         while stream.next is not None:

@@ -1,4 +1,4 @@
-"""Pages of `odb-ref compare`, `sweep` and `tune`: the answer, the steps behind it, sliders for what was tried."""
+"""Pages of `odb-ref compare`, `sweep` and `tune`: the answer, the steps behind it, and sliders over the settings tried."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from odb_sim.studies.tune import NAMES, Tuning
 Table = tuple[str, list[str], list[list[str]]]
 
 DIMENSIONS: Final = {"ranks": ("ranks", "--ranks"), **NAMES}
-"""What each setting is called, and its option, by the field of a point."""
+"""The name and the option of each setting, by the field of a point."""
 _MEASURES: Final[dict[PlottedMeasure, Callable[[CellAnswer], float]]] = {
     PlottedMeasure(name="tokens/s", is_plotted=True): lambda answer: answer.rate,
     PlottedMeasure(name="efficiency", is_percent=True, is_plotted=True): lambda answer: answer.summary.efficiency,
@@ -105,7 +105,7 @@ def _make_compare_headline(compared: Sequence[Compared]) -> str:
 
 
 def _describe_sure(compared: Sequence[Compared]) -> str:
-    """Returns how sure the headline is; empty where that is not known."""
+    """Returns the uncertainty of the headline, or an empty string if it is unknown."""
     found = [(item, band) for item in compared if (band := item.find_band(item.chosen)) is not None and band.shares]
     if not found:
         return ""
@@ -164,7 +164,7 @@ def write_sweep_report(
 def write_tune_report(
     path: Path, title: str, lead: str, tuning: Tuning, *, study: Study, source: PageSource, sure: str = ""
 ) -> None:
-    """Writes the page of a tuning: the recommendation with its reasons, its steps, sliders, and everything that was tried."""
+    """Writes the page of a tuning: the recommendation with its reasons, its steps, sliders, and all settings tried."""
     chosen, point = tuning.recommended, tuning.recommended.point
     page = Page(
         f"odb-ref tune: {title}",
@@ -205,13 +205,13 @@ def write_tune_report(
 
 
 def _draw_pair(what: Run, label: str) -> list[FillMap]:
-    """Returns the maps of a run and of fixed batches beside it, with an update for each step unless the run says otherwise."""
+    """Returns the maps of a run and of fixed batches. Each step is an update unless the run sets ``update_samples``."""
     own = what if what.update_samples is not None else replace(what, global_batch=EVERY_STEP)
     return [draw_run(own, label), *([] if what.policy == REFERENCE else [draw_fixed(own)])]
 
 
 def _add_sliders(page: Page, answers: Sequence[CellAnswer], start: CellAnswer, notes: dict[CellAnswer, str]) -> None:
-    """A slider for each setting that differs; nothing where none does."""
+    """Adds a slider for each setting that varies, if any does."""
     points = [answer.point for answer in answers]
     varying: dict[str, Dimension] = {}
     for field, (name, flag) in DIMENSIONS.items():

@@ -1,5 +1,5 @@
-"""What a page draws, as JSON: the shapes that `assets/page.js` reads. Colours are names of `assets/page.css`, which has a light
-and a dark value for each.
+"""The charts of a page, as JSON in the shapes that `assets/page.js` reads. Colours are names in `assets/page.css`, which has a
+light and a dark value for each.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ JsonChart = Mapping[str, JsonValue]
 
 _COLOURS: Final = frozenset(("odb", "paper", "peer", "standard", "hfg", "balanced", "bmt", "gmt", "packing"))
 _LEFT_OUT: Final = -1
-"""The number of a column that stands for steps which are not shown."""
+"""The step number of a column that stands for steps not shown."""
 _FURTHER: Final = ("gmt", "hfg", "balanced", "bmt", "paper")
 
 
 def choose_colours(policies: Sequence[str]) -> dict[str, str]:
-    """Returns the colour of each policy: its own, the same on every page, or another one for a rule that does not ship."""
+    """Returns the colour of each policy: its own, the same on every page, or a spare one for a rule that does not ship."""
     others = [policy for policy in policies if policy not in _COLOURS]
     spare = [colour for colour in _FURTHER if colour not in policies] or list(_FURTHER)
     return {policy: policy for policy in policies if policy in _COLOURS} | {
@@ -36,12 +36,12 @@ class Series:
     colour: str
     values: Sequence[float | None]
     colours: Sequence[str] | None = None
-    """The colour of each bar, where they differ."""
+    """The colour of each bar, if they differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineChart:
-    """Lines over the same x; of ``is_stack`` each stands on the one before."""
+    """Lines over the same x. With ``is_stack`` each is stacked on the one before."""
 
     x_name: str
     x: Sequence[int | str]
@@ -54,19 +54,19 @@ class LineChart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """Lying bars, or with ``is_dots`` dots: a row for each name."""
+    """Horizontal bars, or dots with ``is_dots``: a row for each name."""
 
     names: Sequence[str]
     series: Sequence[Series]
     is_percent: bool = False
     is_dots: bool = False
     digits: int | None = None
-    """After the point; None: those that matter."""
+    """Digits after the point, or None for the significant ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A moment of a lane that is pointed at."""
+    """A marked moment in a lane."""
 
     at_s: float
     lane: int
@@ -76,11 +76,11 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanChart:
-    """What is done when, a lane each. Time runs faster in the ``gap``, in which there is nothing but waiting."""
+    """Activities over time, in lanes. The time axis is compressed in ``gap_s``, which holds nothing but waiting."""
 
     lanes: Sequence[str]
     kinds: Sequence[tuple[str, str]]
-    """Names of spans, and their colours, in the order of the legend."""
+    """Names of spans and their colours, in the order of the legend."""
     spans: Sequence[tuple[int, str, float, float]]
     """Lane, name, start and end in seconds."""
     begin_s: float
@@ -91,14 +91,14 @@ class SpanChart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Struck:
-    """A fault, as a map shows it: behind the last step, in the row of the rank."""
+    """A fault, which a map shows behind the last step, in the row of the rank."""
 
     rank: int
     text: str
 
 
 def encode_map(drawn: FillMap, struck: Struck | None = None) -> JsonChart:
-    """Returns a map of rank x step, with what its tooltips say."""
+    """Returns a map of ranks by steps, with the data of its tooltips."""
     empty = tuple(FilledBatch(samples=0, real=0, padded=0, lengths=()) for _ in drawn.ranks)
     columns: list[Column] = []
     for column in drawn.columns:
@@ -128,7 +128,7 @@ def encode_map(drawn: FillMap, struck: Struck | None = None) -> JsonChart:
 
 
 def describe_map(drawn: FillMap) -> str:
-    """Returns how much of the batches' room is filled, and of what the map shows how much."""
+    """Returns how full the batches are, and which part of the run the map shows."""
     cells = [cell for column in drawn.columns for cell in column.cells]
     filled = sum(cell.real for cell in cells) / max(1, drawn.budget_tokens * len(cells))
     padding = 1 - sum(cell.real for cell in cells) / max(1, sum(cell.padded for cell in cells))
@@ -143,7 +143,7 @@ def describe_map(drawn: FillMap) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimension:
-    """A setting that has been tried with several values, and the option that sets it."""
+    """A setting that was tried with several values, and the option that sets it."""
 
     name: str
     flag: str
@@ -152,7 +152,7 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlottedMeasure:
-    """A figure of each simulation; some are plotted over a setting."""
+    """A figure of each simulation, which may be plotted over a setting."""
 
     name: str
     is_percent: bool = False
@@ -161,7 +161,7 @@ class PlottedMeasure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A simulation: the places of its settings among those of their `Dimension`, None where they do not matter."""
+    """A simulation, with the place of each setting in the values of its `Dimension`, or None if the setting has no effect."""
 
     policy: str
     at: tuple[int | None, ...]
@@ -170,14 +170,14 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sliders:
-    """A slider for each setting; what came of the values chosen, and curves across one of them."""
+    """A slider for each setting, the figures at the chosen values, and curves across one of the settings."""
 
     dimensions: Sequence[Dimension]
     measures: Sequence[PlottedMeasure]
     tried: Sequence[Tried]
     start: tuple[int, ...]
     notes: Mapping[str, str]
-    """What is said of some settings, recommended, say: by their places, with commas between."""
+    """Remarks on some settings (recommended, for example), keyed by their places, joined by commas."""
     colours: Mapping[str, str]
     """The colour of each policy."""
 

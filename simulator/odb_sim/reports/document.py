@@ -1,4 +1,4 @@
-"""What every page is made of: one file, with its styles, scripts and data inside, and at its foot where it comes from."""
+"""The frame of every page: one file that contains its styles, scripts and data, with its origin in the footer."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _DIGITS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageSource:
-    """Where a page comes from: the command that made it, and the names of the data it was given."""
+    """The origin of a page: the command that made it, and the names of its input data."""
 
     command: str
     data: Sequence[str]
 
     def list_lines(self) -> list[str]:
-        """Returns the foot: the command, a digest of each file of data, and version and date."""
+        """Returns the footer: the command, a digest of each data file, the version and the date."""
         lines = [f"<code>{html.escape(self.command)}</code>"]
         lines += [html.escape(name) + compute_digest(name) for name in self.data]
         return [*lines, f"odb-ref {__version__}, {datetime.now(UTC):%d %B %Y}"]
 
 
 def compute_digest(name: str) -> str:
-    """Returns the first hexadecimal digits of the SHA-256 of a file of data or a bundled trace, as ``sha256sum`` has it; empty
-    where the name is of something else.
+    """Returns the first hexadecimal digits of the SHA-256 of a data file or bundled trace, as ``sha256sum`` prints it, or an
+    empty string if ``name`` is neither.
     """
     bundled = resources.files("odb_sim") / "data" / f"{name}.csv.gz"
     path = bundled if name.isidentifier() and bundled.is_file() else Path(name)
@@ -45,14 +45,14 @@ def compute_digest(name: str) -> str:
 
 @cache
 def read_asset(name: str) -> str:
-    """Returns a file that pages are made of."""
+    """Returns the text of a file in `assets`."""
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
 def write_document(
     path: Path, title: str, body: str, *, source: PageSource, data: object = None, scripts: Sequence[str] = ()
 ) -> None:
-    """Writes a page: ``body`` and the foot, then ``data`` as JSON for the ``scripts``."""
+    """Writes a page: ``body`` and the footer, then ``data`` as JSON for the ``scripts``."""
     foot = "".join(f"<p>{line}</p>" for line in source.list_lines())
     text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
     parts = [f'<script type="application/json" id="data">{text}</script>'] if scripts else []

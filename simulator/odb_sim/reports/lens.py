@@ -1,6 +1,6 @@
-"""The page of `odb-ref view`: an epoch played round by round, from its trace. `assets/lens.js` draws what `build_data` returns.
+"""The page of `odb-ref view`, which plays a traced epoch round by round. `assets/lens.js` draws what `build_data` returns.
 
-Its size is bounded: of a long epoch all rounds are on the strip at the top, and those around one that is asked for are played.
+Its size is bounded. The strip at the top shows all rounds of a long epoch, but only those around a chosen round are played.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from odb_sim.reports.document import PageSource, read_asset, write_document
 
 MOST_RANKS: Final = 16
 MOST_SAMPLES: Final = 120_000
-"""Samples in the windows that are played: some ten bytes each."""
+"""The largest number of samples in the windows played, at some ten bytes each."""
 
 
 def choose_ranks(story: Story, wanted: Collection[int] = ()) -> list[int]:
-    """Returns the ranks that are played: those ``wanted``, those that something befalls, some that idle most, and others."""
+    """Returns the ranks to play: those ``wanted``, those with an incident, some that idle most, and others."""
     idle = {teller.rank: sum(len(part.idle_steps) for part in teller.parts) for teller in story.ranks}
     struck = {item.rank for item in story.incidents}
     most = sorted(idle, key=lambda rank: -idle[rank])[: MOST_RANKS // 4]
@@ -30,7 +30,7 @@ def choose_ranks(story: Story, wanted: Collection[int] = ()) -> list[int]:
 
 
 def choose_rounds(story: Story, ranks: Collection[int], middle: int) -> range:
-    """Returns the rounds that are played: ``middle`` and those around it, as far as their samples fit a page."""
+    """Returns the rounds to play: ``middle``, and those around it whose samples fit on a page."""
     sizes = [
         sum(len(part.window) for rank, part in story.list_parts(number) if rank in ranks)
         for number in range(story.rounds)
@@ -38,7 +38,7 @@ def choose_rounds(story: Story, ranks: Collection[int], middle: int) -> range:
     first = last = middle
     total = sizes[middle] if sizes else 0
     while more := [place for place in (first - 1, last + 1) if 0 <= place < len(sizes)]:
-        # The round before the first is as welcome as the one after the last.
+        # Rounds before and after are equally welcome.
         place = min(more, key=lambda place: abs(place - middle))
         if total + sizes[place] > MOST_SAMPLES:
             break
@@ -48,7 +48,7 @@ def choose_rounds(story: Story, ranks: Collection[int], middle: int) -> range:
 
 
 def build_data(story: Story, ranks: Sequence[int], played: range, start: tuple[int, int]) -> dict[str, object]:
-    """Returns what the script plays; ``start`` is the round and the stage that it begins with."""
+    """Returns what the script plays. It begins at ``start``, a round and a stage."""
     tellers = {teller.rank: teller for teller in story.ranks}
     return {
         "world": story.header.world_size,
@@ -71,7 +71,7 @@ def build_data(story: Story, ranks: Sequence[int], played: range, start: tuple[i
 
 
 def _summarize(story: Story, number: int) -> dict[str, object]:
-    """Returns a round as the strip shows it: its first step, its steps, and over all ranks how many idle and are carried."""
+    """Returns a round for the strip: its first step, its steps, and the idle batches and carried samples of all ranks."""
     parts = [part for _, part in story.list_parts(number)]
     steps = max((len(part.steps) for part in parts), default=0)
     firsts = [part.steps[0].number for part in parts if part.steps]
@@ -118,7 +118,7 @@ def _encode(teller: Teller, number: int, story: Story) -> dict[str, object] | No
 
 
 def _list_times(part: RankRound) -> dict[str, float] | None:
-    """Returns the seconds that the rank has read, waited for the offers and the counts of others, and collated."""
+    """Returns the seconds that the rank read, waited for the others' offers and counts, and collated."""
     spans = {"read": ("asked", "read"), "offers": ("posted", "agreed"), "counts": ("agreed", "counted")}
     spans["collate"] = ("counted", "collated")
     times = part.times_s
@@ -131,7 +131,7 @@ def _list_times(part: RankRound) -> dict[str, float] | None:
 
 
 def _find_taken(teller: Teller, part: RankRound) -> list[float] | None:
-    """Returns when the consumer took the first and the last step of a round; None where it did not, or nothing says when."""
+    """Returns when the consumer took the first and the last step taken of a round, or None if there is no record of either."""
     if not part.steps or not teller.taken_s:
         return None
     first = part.steps[0].number - teller.first_step
@@ -188,7 +188,7 @@ def _make_headline(story: Story) -> str:
     planned = [
         max((len(part.steps) for _, part in story.list_parts(number)), default=0) for number in range(story.rounds)
     ]
-    steps, rounds = sum(planned), len(planned) - (planned[-1:] == [0])  # the last agreement ends the epoch
+    steps, rounds = sum(planned), len(planned) - (planned[-1:] == [0])  # the last agreement only ends the epoch
     idle = sum(len(part.idle_steps) for teller in story.ranks for part in teller.parts)
     batches = sum(len(part.steps) for teller in story.ranks for part in teller.parts)
     said = f"{steps:,} steps in {rounds:,} rounds, <strong>{idle:,} of {batches:,} batches idle</strong>"

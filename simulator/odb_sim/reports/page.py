@@ -1,8 +1,8 @@
-"""One page: a headline in words, below it what each rank trains on in each step, then figures; at the foot where it comes from.
+"""One page: a headline in words, then what each rank trains on in each step, then figures, and its origin in the footer.
 
-A page is one file that needs no network: text and tables as HTML, the data of its charts as JSON, one script that draws them
-with Apache ECharts (`assets/`, spec/decisions/021), and the glossary's entries for the figures it names. Its size is bounded,
-whatever the run: charts are given what `charts` says, and maps at most `MOST_CELLS` batches in all.
+A page is one file that needs no network. It holds text and tables as HTML, the data of its charts as JSON, one script that
+draws them with Apache ECharts (`assets/`, spec/decisions/021), and glossary entries for the figures it names. Its size is
+bounded for any run: `charts` limits the charts, and maps have at most `MOST_CELLS` batches in all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STRONG: Final = re.compile(r"\*\*(.+?)\*\*")
 _PLAIN: Final = frozenset(("figure", "value", "run"))
 """Headings that need no link."""
 _LONG: Final = 32
-"""Characters beyond which a cell is a text."""
+"""A column with a cell longer than this is a column of text."""
 
 
 class Page:
@@ -33,13 +33,13 @@ class Page:
     def __init__(
         self, title: str, headline: str, *, band: str = "", lead: str = "", cautions: Sequence[str] = ()
     ) -> None:
-        """Begins with the answer. In ``headline`` the number stands between ``**`` and ``**``; ``band`` says how sure it is;
-        ``cautions`` are what the figures do not show by themselves, as the terminal says it.
+        """Starts the page with the answer. ``headline`` has its number between ``**`` and ``**``; ``band`` states how certain
+        it is. ``cautions`` are those that the terminal prints: what the figures do not show by themselves.
         """
         self._title = title
         self._charts: list[JsonChart] = []
         self._named: dict[str, None] = {}
-        """Entries of the glossary that the page is to have, in order."""
+        """The glossary entries that the page needs, in order."""
         said = _STRONG.sub(r"<strong>\1</strong>", html.escape(headline))
         self._parts = [f'<p class="over">{html.escape(title)}</p><h1>{said}</h1>']
         self._parts += [f'<p class="band">{html.escape(band)}</p>'] if band else []
@@ -51,15 +51,15 @@ class Page:
         self._parts.append(f"<h2>{html.escape(text)}</h2>")
 
     def add_text(self, text: str) -> None:
-        """A paragraph of plain text."""
+        """Adds a paragraph of plain text."""
         self._parts.append(f"<p>{html.escape(text)}</p>")
 
     def add_code(self, lines: Iterable[str]) -> None:
-        """Commands, a line each."""
+        """Adds commands, one on each line."""
         self._parts += [f"<p><code>{html.escape(line)}</code></p>" for line in lines]
 
     def add_tiles(self, tiles: Iterable[tuple[str, str, str, str]]) -> None:
-        """A few figures in large type: value, unit, what it is in words, and its name in the glossary, if it has one."""
+        """Adds figures in large type: value, unit, description, and name in the glossary, which may be empty."""
         shown = "".join(
             f'<div class="tile"><b>{html.escape(value)} <small>{html.escape(unit)}</small></b>'
             f"<span>{self._link(name, text)}</span></div>"
@@ -68,8 +68,8 @@ class Page:
         self._parts.append(f'<div class="tiles">{shown}</div>')
 
     def add_maps(self, groups: Sequence[tuple[str, Sequence[FillMap]]], struck: Struck | None = None) -> None:
-        """What each rank trains on in each step. A reader chooses one of the ``groups``, each with a name and maps one below
-        the other; the first of these is of the run that was ``struck``.
+        """Adds maps of what each rank trains on in each step. The reader chooses one of the ``groups``, which have a name and a
+        column of maps. The first map of each group shows the fault ``struck``.
         """
         if not groups:
             return
@@ -105,7 +105,7 @@ class Page:
         )
 
     def add_chart(self, chart: Chart, caption: str = "") -> None:
-        """A chart, and below it what to see in it."""
+        """Adds a chart and its caption."""
         is_drawn = not isinstance(chart, Sliders)
         drawn = f' class="chart" role="img" aria-label="{html.escape(caption)}"' if is_drawn else ""
         said = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
@@ -113,7 +113,7 @@ class Page:
         self._parts.append(f'<figure><div{drawn} data-chart="{number}"></div>{said}</figure>')
 
     def add_table(self, header: Sequence[str], rows: Sequence[Sequence[str]], *, chosen: int | None = None) -> None:
-        """A table, one of its rows ``chosen``; names of the glossary, in its header or first column, are links to it."""
+        """Adds a table, and marks the row ``chosen``. Glossary names in the header or the first column become links."""
         head = "".join(f"<th>{self._link(cell)}</th>" for cell in header)
         long = {place for row in rows for place, cell in enumerate(row) if len(cell) > _LONG}
         body = "".join(
@@ -137,7 +137,7 @@ class Page:
         return len(self._charts) - 1
 
     def _make_cell(self, text: str, place: int, *, is_long: bool) -> str:
-        # Columns of long text may break; figures may not.
+        # Columns of long text may wrap, figures may not.
         kind = ' class="text"' if is_long else ""
         return f"<td{kind}>{html.escape(text) if place else self._link(text)}</td>"
 
@@ -149,7 +149,7 @@ class Page:
         return f'<a href="#{_make_id(name)}">{shown}</a>'
 
     def _list_glossary(self) -> str:
-        """Returns the entries that the page names, and those that they name; those with one meaning together."""
+        """Returns the glossary entries that the page names, and those that they name. Names with one meaning share an entry."""
         entries, named = read_glossary(), list(self._named)
         for name in named:
             for other in _NAME.findall(entries[name]):
@@ -170,7 +170,7 @@ class Page:
 
 @cache
 def read_glossary() -> dict[str, str]:
-    """Returns what GLOSSARY.md says of each name; of one that stands in several tables, what the first says."""
+    """Returns the meaning of each name in GLOSSARY.md. If several tables explain a name, the first one counts."""
     text = (resources.files("odb_sim") / "GLOSSARY.md").read_text(encoding="utf-8")
     entries: dict[str, str] = {}
     for names, meaning in re.findall(r"^\| (`[^|]*`[^|]*) \| (.*) \|$", text, flags=re.MULTILINE):

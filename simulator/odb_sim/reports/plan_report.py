@@ -1,4 +1,4 @@
-"""What `odb-ref plan` says: one paragraph, one table, the lines to train with, and the page with them."""
+"""The output of `odb-ref plan`: one paragraph, one table, the commands to train with, and the page that holds them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from odb_sim.studies.plan import RunPlan
 HEADER: Final = ["way", "speed-up", "band", "time", "time's band", "GPU-hours", "USD", "USD's band", "padding"]
 
 _LITTLE: Final = 1.05
-"""A speed-up below which it is said why."""
+"""Below this speed-up the answer explains why it is small."""
 
 
 def build_rows(plan: RunPlan) -> list[list[str]]:
-    """Returns a row for each way: what it takes, with bands."""
+    """Returns a row for each way to train: its time and cost, with bands."""
     rows = []
     for way in plan.ways:
         seconds, band = plan.compute_seconds(way), plan.band(way)
@@ -83,7 +83,7 @@ def describe_plan(plan: RunPlan) -> str:
 
 
 def _describe_little(plan: RunPlan) -> str:
-    """Returns why online batches bring nothing, where they do not; empty where they do."""
+    """Returns why online batches bring little, or an empty string if they bring enough."""
     best, fixed = plan.ways[0], plan.ways[1]
     if plan.compute_speedup(best) >= _LITTLE:
         return ""
@@ -96,7 +96,7 @@ def _describe_little(plan: RunPlan) -> str:
 
 
 def list_commands(plan: RunPlan, data: str, reading: str) -> list[str]:
-    """Returns the lines to train with, and to look closer; texts are counted first, with the options of ``reading``."""
+    """Returns the commands to train and to simulate the run. Texts are counted first, with the options in ``reading``."""
     data, count = shlex.quote(data), []
     if reading:
         data, count = "lengths.csv", [f"odb-ref lengths {data} {reading} --out lengths.csv"]
@@ -121,7 +121,7 @@ def list_commands(plan: RunPlan, data: str, reading: str) -> list[str]:
 
 
 def write_plan_report(path: Path, plan: RunPlan, commands: Sequence[str], source: PageSource) -> None:
-    """Writes the page of a plan, with the ``commands`` to train so."""
+    """Writes the page of a plan, with the ``commands`` that carry it out."""
     wanted, job, best, fixed = plan.wanted, plan.wanted.job, plan.ways[0], plan.ways[1]
     seconds, band, speedup = plan.compute_seconds(best), plan.band(best), plan.compute_speedup(best)
     page = Page(

@@ -1,4 +1,4 @@
-"""Pages of recorded runs: of `odb-ref replay`, and of `odb-ref demo`, which trains."""
+"""Pages of recorded runs, for `odb-ref replay` and for `odb-ref demo`, which trains."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ TRAINING_FIGURES: Final = {
     "cpu_s": ".1f",
 }
 Curves = Mapping[str, Sequence[tuple[int, float, float]]]
-"""For each way to train: updates done, seconds, and the loss over held-out texts then."""
+"""For each way to train: updates done, seconds, and the loss over held-out texts at that time."""
 TRAINED: Final = {"odb": "", "fixed batches": "fixed_", "free mode": "free_"}
-"""Ways to train, and what their figures begin with."""
+"""The ways to train, and the prefixes of their figures."""
 _MOST_STEPS: Final = 400
 _MOMENTS: Final = 60
 REPLAYED: Final = ["run", "driver", "outcome", "ranks", "rounds", "groups", "steps measured", "predicted", "decisions"]
@@ -43,7 +43,7 @@ SIMULATED: Final = ["simulated", "steps", "samples an update", "efficiency", "ex
 
 
 def draw_recorded(recorded: RecordedRun, label: str) -> FillMap:
-    """Returns what each rank has trained on in each step, as its trace says. For whom ranks waited it does not say."""
+    """Returns what each rank trained on in each step, according to its trace, which does not record for whom ranks waited."""
     ranks = choose_ranks(len(recorded.ranks))
     rounds = [number for number, steps in enumerate(recorded.ranks[0].rounds[: recorded.rounds]) for _ in steps]
     first = recorded.ranks[0].start
@@ -84,8 +84,8 @@ def _list_cells(record: RankRecord, rounds: int, kept: Sequence[int], *, is_pack
 def write_replay_report(
     path: Path, runs: Sequence[RecordedRun], replays: Sequence[Replay], source: PageSource, *, is_priced: bool
 ) -> None:
-    """Writes the page of a replay: whether every decision is equal, what the ranks trained on, and where it ``is_priced`` by a
-    cost model of the user's, times beside predictions.
+    """Writes the page of a replay: whether every decision is equal, what the ranks trained on, and, if a cost model was given
+    (``is_priced``), measured times beside predictions.
     """
     decisions, differ = sum(item.decisions for item in replays), [item for item in replays if not item.is_equal]
     if differ:
@@ -140,8 +140,8 @@ def list_replay_rows(replays: Sequence[Replay]) -> list[list[str]]:
 
 
 def list_time_rows(replays: Sequence[Replay], parts: Sequence[str] = ()) -> list[list[str]]:
-    """Returns a row for each run with times, under `TIMES`; ``parts`` says what part each had in the cost model, and
-    is its last column.
+    """Returns a row for each run with times, under `TIMES`. If given, ``parts`` names the part that each run had in the cost
+    model, as a last column.
     """
     rows = []
     for number, item in enumerate(replays):
@@ -155,7 +155,7 @@ def list_time_rows(replays: Sequence[Replay], parts: Sequence[str] = ()) -> list
 
 
 def list_simulated_rows(summaries: Sequence[Summary]) -> list[list[str]]:
-    """Returns a row for each run of the demo, under `SIMULATED`: the last is the time of fixed batches over its own."""
+    """Returns a row for each run of the demo, under `SIMULATED`. The last column is the time of fixed batches over its own."""
     fixed = {summary.ranks: summary.sim_time_s for summary in summaries if summary.policy == "standard"}
     return [
         [
@@ -172,7 +172,7 @@ def list_simulated_rows(summaries: Sequence[Summary]) -> list[list[str]]:
 
 def _draw_pair(recorded: RecordedRun) -> list[FillMap]:
     maps = [draw_recorded(recorded, f"as recorded ({recorded.driver})")]
-    # Samples that are not in the trace make no fixed batches.
+    # Fixed batches need all samples, so the trace must hold the whole epoch.
     is_whole = all(rank.is_ended for rank in recorded.ranks) and not recorded.starts and not recorded.full_reads
     return [*maps, draw_fixed(build_run(recorded))] if is_whole else maps
 
@@ -245,7 +245,7 @@ def write_demo_report(
 
 
 def draw_curves(curves: Curves) -> list[tuple[LineChart, str]]:
-    """Returns the loss over held-out texts by updates and by seconds, each with what there is to see."""
+    """Returns the loss over held-out texts by updates and by seconds, each with a caption."""
     colours = {"fixed": ("fixed batches", "standard"), "odb": ("odb", "odb"), "free": ("free mode", "paper")}
     last_s = max(points[-1][1] for points in curves.values())
     texts = {
@@ -269,12 +269,12 @@ def draw_curves(curves: Curves) -> list[tuple[LineChart, str]]:
 
 
 def _find_loss(points: Sequence[tuple[int, float, float]], at: float, place: int) -> float:
-    """Returns the last loss known there."""
+    """Returns the last loss up to ``at``, which counts updates (``place`` 0) or seconds (1)."""
     return round(next(point[2] for point in reversed(points) if point[place] <= at), 4)
 
 
 def list_training_rows(train: Mapping[str, Json]) -> list[list[str]]:
-    """Returns the figures of the training runs, beside each other, for a table."""
+    """Returns the figures of the training runs side by side, for a table."""
     rows = []
     for key, style in TRAINING_FIGURES.items():
         values = [train.get(prefix + key) for prefix in TRAINED.values()]

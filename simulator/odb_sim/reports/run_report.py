@@ -23,14 +23,14 @@ from odb_sim.studies.fitted import fit_batches
 from odb_sim.studies.runs import Driver, Result, Run, describe_budget, describe_window, run
 
 SHOWN_RANKS: Final = 4
-"""So many ranks have timelines."""
+"""The largest number of ranks with timelines."""
 LARGEST_TIMED: Final = 200_000
-"""An epoch of more samples has none: it would take the machine of every rank."""
+"""A larger epoch has no timelines unless it has faults, because they need a simulation of every rank's machine."""
 _SHOWN_STEPS: Final = 14
 _STEPS_AFTER: Final = 6
 _STRETCHES: Final = 120
 _LONG: Final = 3
-"""A wait after a fault so many times as long as what is shown before it is drawn short."""
+"""A wait after a fault is shortened if it exceeds this many times the length of what is usually shown."""
 _LEAST_S: Final = 0.1
 _STRUCK: Final = {
     FaultKind.READ: ("fails to read a sample", "reader"),
@@ -38,7 +38,7 @@ _STRUCK: Final = {
     FaultKind.STOP: ("leaves its loop", "trainer"),
     FaultKind.KILL: ("dies", "trainer"),
 }
-"""What a fault is in words, and in which track it is drawn."""
+"""The description of each fault, and the track that shows it."""
 _KINDS: Final = (
     ("compute", "compute"),
     ("wait for ranks", "ranks"),
@@ -76,14 +76,14 @@ _KEY_FIGURES: Final = {
 
 
 def draw_run(what: Run, label: str) -> FillMap:
-    """Returns what each rank trains on in each step of a run, which is simulated for it."""
+    """Simulates a run, and returns what each rank trains on in each step."""
     fill = Fill(what.workload.ranks)
     run(what, fill=fill)
     return fill.build(label, what.budget_tokens, is_lowered=what.budget_schedule is not None)
 
 
 def draw_fixed(what: Run) -> FillMap:
-    """Returns the same of fixed batches on the same samples, in the same memory and at the same global batch."""
+    """Returns the map of fixed batches on the same samples, in the same memory and at the same global batch."""
     steady = replace(what.conditions, faults=())
     fixed = replace(
         what,
@@ -103,8 +103,8 @@ def draw_fixed(what: Run) -> FillMap:
 
 
 def make_timeline(what: Run) -> Timeline | None:
-    """Returns what collects the timelines that a page shows: those of ranks with a fault, and of a few others; None where the
-    epoch is too large for it.
+    """Returns the collector of the timelines on a page: those of ranks with a fault and of a few others. It is None if the
+    epoch is too large.
     """
     if what.workload.samples_total > LARGEST_TIMED and not what.conditions.faults:
         return None
@@ -125,7 +125,7 @@ def write_run_report(
     source: PageSource,
     band: Band | None = None,
 ) -> None:
-    """Writes the page of a run that ``fill`` and ``timeline`` have listened to."""
+    """Writes the page of a run observed by ``fill`` and ``timeline``."""
     summary, rows, fault = result.summary, result.rows, _find_fault(what, result.summary)
     page = Page(
         f"odb-ref simulate: {summary.policy} on {summary.lengths}, {summary.ranks:,} ranks",
@@ -178,7 +178,7 @@ def write_run_report(
 
 
 def _find_fault(what: Run, summary: Summary) -> Fault | None:
-    """Returns the fault that ended the epoch; None without one."""
+    """Returns the fault that ended the epoch, or None."""
     struck = (fault for fault in what.conditions.faults if fault.rank == summary.outcome_rank)
     return None if summary.fault_s is None else next(struck, None)
 
@@ -196,7 +196,7 @@ def _make_headline(fault: Fault | None, summary: Summary) -> str:
 
 
 def describe_band(summary: Summary, band: Band) -> str:
-    """Returns how sure the time of a run is, and what is to blame."""
+    """Returns how certain the time of a run is, and which costs make it uncertain."""
     seconds = summary.sim_time_s
     return (
         f"Nine times of ten {describe_range(seconds * band.low, seconds * band.high)}, "
@@ -205,12 +205,12 @@ def describe_band(summary: Summary, band: Band) -> str:
 
 
 def split_percent(share: float) -> tuple[str, str]:
-    """Returns a share as a tile shows it: the number, and its unit."""
+    """Returns the number and the unit with which a tile shows a share."""
     return f"{100 * share:.1f}", "%"
 
 
 def describe_seconds(seconds: float) -> str:
-    """Returns a time in the largest unit of which there are at least two."""
+    """Returns a time in the largest unit of which it has at least two."""
     for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"
@@ -218,14 +218,14 @@ def describe_seconds(seconds: float) -> str:
 
 
 def describe_range(low_s: float, high_s: float) -> str:
-    """Returns two times, in one unit where both have the same."""
+    """Returns two times, with a single unit if they share one."""
     low, high = describe_seconds(low_s), describe_seconds(high_s)
     unit = high.partition(" ")[2]
     return f"{low.removesuffix(' ' + unit)} to {high}"
 
 
 def _describe_fault(summary: Summary) -> str:
-    """Returns which rank it befalls, when and why, and what comes of it."""
+    """Returns which rank the fault strikes, when and why, and what follows from it."""
     who = "No rank" if summary.outcome_rank is None else f"Rank {summary.outcome_rank}"
     return (
         f"{who}, {summary.fault_s or 0.0:,.3f} s into the epoch, after {summary.steps:,} steps: "
@@ -241,7 +241,7 @@ def _draw_fault(fault: Fault | None, summary: Summary, rows: Sequence[StepRow], 
     shown = rows[: sum(row.start_s <= fault_s for row in rows) + _STEPS_AFTER]
     usual_s = max(_LEAST_S, fault_s - begin_s, *[row.end_s - begin_s for row in shown[-1:]])
     end_s = max(begin_s + usual_s, ended_s) + 0.04 * usual_s
-    # Nothing happens in most of the time after which a rank that is gone is missed.
+    # Little happens between the death of a rank and the moment when the others notice it.
     is_long = end_s - begin_s > (1 + _LONG) * usual_s
     gap = (begin_s + 1.15 * usual_s, ended_s - 0.05 * usual_s) if is_long else None
     chart = _draw_spans(spans, begin_s, end_s, gap)

@@ -1,4 +1,4 @@
-"""Tables of `odb-ref sweep` and `odb-ref tune`: what stands in a terminal, and on a page."""
+"""Tables of `odb-ref sweep` and `odb-ref tune`, for a terminal and for a page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from odb_sim.studies.search import compute_host_tokens
 from odb_sim.studies.tune import Tuning
 
 Columns = Mapping[str, Callable[[CellAnswer], str]]
-"""Headings, and what stands below them."""
+"""Headings, and functions that return the cells below them."""
 
 SETTINGS: Final[Columns] = {
     "ranks": lambda answer: f"{answer.point.ranks:,}",
@@ -21,7 +21,7 @@ SETTINGS: Final[Columns] = {
     "window": lambda answer: f"{answer.point.window_samples:,}" if has_window(answer.point.policy) else "-",
     "depth": lambda answer: f"{answer.point.depth_steps:,}",
 }
-"""What was simulated."""
+"""The settings of a simulation."""
 _FIGURES: Final[Columns] = {
     "steps": lambda answer: f"{answer.summary.steps:,}",
     "samples an update": lambda answer: list_update_values(answer.summary)[0],
@@ -49,7 +49,7 @@ TUNE_NOTE: Final = (
 
 
 def describe_beside(tuning: Tuning) -> list[str]:
-    """Returns what each choice of the user's would bring at what is best for it, a line each."""
+    """Returns a line for each choice left to the user: what it would bring with its own best settings."""
     return [
         f"With {item.options}: {round(item.answer.rate / tuning.recommended.rate - 1, 3) + 0.0:+.1%} tokens/s, at "
         f"{describe_update(item.answer.summary)} an update. Needs: {item.needs}."

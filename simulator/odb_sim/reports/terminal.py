@@ -1,7 +1,7 @@
-"""What the commands show: tables of figures, cautions, and progress: a bar where there is a terminal to draw it on.
+"""Terminal output of the commands: tables of figures, cautions, and progress, as a bar if stderr is a terminal.
 
-A table is never cut. Where it is wider than the terminal its header goes over several lines, then its columns go into several
-blocks, each beginning with the columns that say what a row is.
+A table is never cut. If it is wider than the terminal, its header takes several lines. If that is not enough, its columns are
+split into blocks, each beginning with the columns that identify a row.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from rich.table import Table
 
 _UNLIMITED = 10_000
 _NARROWEST = 8
-"""A cell that is too long for the terminal is folded, at this width or more."""
+"""The smallest width to which a column is narrowed; cells that are too long are folded."""
 
 
 LINE_EVERY_S: float = 30
-"""How often progress is said where there is no terminal: in a log of a job, say."""
+"""How often progress is printed without a terminal, for example in the log of a job."""
 
 
 @contextmanager
 def show_progress(label: str, total: int, *, is_estimate: bool = False) -> Iterator[Callable[[int], None]]:
-    """Yields a function to be told how many of ``total`` are done; a total of 0 is not known.
+    """Yields a function that takes the number of items done. A ``total`` of 0 means that it is unknown.
 
-    It draws a bar where stderr is a terminal, else it prints a line now and then, the first after `LINE_EVERY_S`.
+    It draws a bar if stderr is a terminal. Otherwise it prints a line every `LINE_EVERY_S` seconds.
     """
     if not sys.stderr.isatty():
         with _print_progress(label, total, "about " if is_estimate else "") as on_progress:
@@ -57,10 +57,10 @@ def _print_progress(label: str, total: int, about: str) -> Iterator[Callable[[in
         done = now_done
 
     def tell() -> None:
-        # A thread, since nothing is heard of a simulation of minutes before its end.
+        # In a thread, because a simulation may run for minutes without reporting progress.
         while not ended.wait(LINE_EVERY_S):
             share = f"{done:,} of {about}{total:,} done, " if done < total else f"{done:,} done, " if total else ""
-            with suppress(OSError, ValueError):  # nobody reads it: no reason to end
+            with suppress(OSError, ValueError):  # without a reader the simulation continues
                 print(f"{label}: {share}{time.monotonic() - begin_s:,.0f} s", file=file, flush=True)
 
     thread = Thread(target=tell, daemon=True)
@@ -74,14 +74,14 @@ def _print_progress(label: str, total: int, about: str) -> Iterator[Callable[[in
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leaves it to the command what is done when nobody reads on; rich would end it with status 1, a verdict."""
+        """Leaves a broken pipe to the command. rich would exit with status 1, which is a verdict."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def print_table(title: str, header: list[str], rows: list[list[str]], *, keys: int = 1) -> None:
-    """Prints a table on stdout: the first column to the left, the others to the right; never cut off.
+    """Prints a table on stdout, the first column aligned left and the others right, and never cut off.
 
-    The first ``keys`` columns say what a row is: they are repeated where a table is too wide for the terminal.
+    The first ``keys`` columns identify a row. They are repeated in each block if the table is too wide for the terminal.
     """
     console = _Console(width=None if sys.stdout.isatty() else _UNLIMITED, highlight=False)
     console.print(title, soft_wrap=True, markup=False)
@@ -90,13 +90,13 @@ def print_table(title: str, header: list[str], rows: list[list[str]], *, keys: i
 
 
 def print_cautions(lines: Sequence[str]) -> None:
-    """Prints a line for each thing that the figures do not show by themselves."""
+    """Prints a line for each fact that the figures do not show by themselves."""
     for line in lines:
         print(f"Caution: {line}.")  # noqa: T201
 
 
 def _split_columns(console: Console, header: list[str], rows: list[list[str]], keys: int) -> list[list[int]]:
-    """Returns the columns of each block: one block where all fit the terminal, else what fits in each."""
+    """Returns the columns of each block: a single block if the table fits the terminal, otherwise blocks that fit."""
     names, blocks = list(range(keys)), [list(range(len(header)))]
     if _measure(console, blocks[0], header, rows) <= console.width or len(header) <= keys + 1:
         return blocks
@@ -120,7 +120,7 @@ def _build(console: Console, columns: list[int], header: list[str], rows: list[l
         return table
     table = _make(columns, [_wrap(header[column], _compute_width(column, rows)) for column in columns], rows)
     excess = _measure(console, columns, header, rows) - console.width
-    # A column that alone is too wide: a path, say. The widest gives way, as long as there is one that can.
+    # A single column, such as a path, can be too wide. The widest column shrinks, as long as one can.
     while excess > 0:
         widest = max(table.columns, key=lambda column: column.width or 0)
         if (widest.width or 0) <= _NARROWEST:
@@ -149,7 +149,7 @@ def _compute_width(column: int, rows: list[list[str]]) -> int:
 
 
 def _wrap(name: str, width: int) -> str:
-    """Returns the words of a heading on lines no longer than ``width``, or than its longest word."""
+    """Returns the words of a heading in lines no longer than ``width`` or its longest word."""
     words = name.split(" ")
     width = max(width, *map(cell_len, words))
     lines = [words[0]]

@@ -1,1 +1,1 @@
-"""What runs in the Python of an environment of its own, since its packages want other versions than ours."""
+"""Scripts that run in separate environments, because their packages need other versions than ours."""

@@ -1,5 +1,5 @@
-"""What somebody new to DeepSpeed may say or forget, at one stage: is it right, or refused on every rank? To be right is to end
-where one process ends that trains on the union of the ranks' batches.
+"""Settings that a newcomer to DeepSpeed may get wrong, at one stage: is the result right, or refused on every rank? It is right
+if it equals that of one process that trains on the union of the ranks' batches.
 
     DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 mistakes_deepspeed.py FOLDER
 """
@@ -110,7 +110,7 @@ def clip(stage: int) -> str:
 
 
 def schedule(stage: int) -> str:
-    """A schedule of its configuration makes a step with each update, of the last window, too."""
+    """A schedule in its configuration makes a step with each update, including that of the last window."""
     params = {"total_num_steps": 12, "warmup_num_steps": 1, "warmup_max_lr": LEARNING_RATE}
     engine = initialize(
         make_config(stage, 2) | {"scheduler": {"type": "WarmupDecayLR", "params": params}},
@@ -126,7 +126,7 @@ def pass_loader(stage: int) -> str:
 
 
 def mismatch_ranks(stage: int) -> str:
-    """A loader of one rank by itself, in a job of several: as with a process group that is not the engine's."""
+    """The loader has a single rank in a job of several, as with a process group that is not the engine's."""
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
     return train(make_config(stage, 2), process_group=alone, is_apart=True)
 
@@ -259,14 +259,14 @@ def train_whole(*args: Any, **options: Any) -> str:
 
 
 def follow(*args: Any, **options: Any) -> str:
-    """Whether the rate falls, and to the end of training, and not before."""
+    """Returns whether the rate falls, until the end of training and no earlier."""
     history = trainer(*args, **options).state.log_history
     rates = [entry["learning_rate"] for entry in history if "learning_rate" in entry]
     return "right" if sorted(rates, reverse=True) == rates and 0 < rates[-1] < rates[0] else f"wrong: {rates}"
 
 
 def count(*args: Any, **options: Any) -> str:
-    """Whether DeepSpeed's own schedule has made a step with each update."""
+    """Returns whether DeepSpeed's own schedule made a step with each update."""
     made = trainer(*args, **options)
     steps = made.model_wrapped.lr_scheduler.last_batch_iteration
     return "right" if steps == made.state.global_step - 1 == 3 else f"wrong: {steps}"

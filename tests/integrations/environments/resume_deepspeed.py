@@ -1,5 +1,5 @@
-"""DeepSpeed's three stages, from a checkpoint in the middle of an epoch: by its own loop, Accelerate and the Trainer; and from
-the checkpoint of another stage.
+"""DeepSpeed's three stages, resumed from a checkpoint in the middle of an epoch, with its own loop, Accelerate and the Trainer,
+and from the checkpoint of another stage.
 
 DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 resume_deepspeed.py FOLDER
 """
@@ -32,12 +32,12 @@ from tests.integrations.environments.train_deepspeed import Recorder, get_whole,
 
 RATE = 0.05
 AT = 3
-"""Updates before the checkpoint."""
+"""The number of updates before the checkpoint."""
 STAGES = (1, 2, 3)
 
 
 def make_data() -> Samples:
-    """This rank's shard, or all of it."""
+    """Returns this rank's shard, or all samples."""
     return make_shard(dist.get_rank()) if dist.get_world_size() > 1 else Samples(range(sum(SIZES)))
 
 
@@ -52,7 +52,7 @@ def make_parts() -> tuple[Any, Any]:
 
 
 class Log:
-    """What a training was, as `resuming.check` compares it."""
+    """A record of a training, as `resuming.check` compares it."""
 
     def __init__(self, updates: int) -> None:
         self.updates = updates
@@ -60,7 +60,7 @@ class Log:
         self.logs: list[dict[str, float]] = []
 
     def note(self, batch: Any, info: Any, loss: Any) -> bool:
-        """Whether the checkpoint is due after this batch."""
+        """Returns whether the checkpoint is due after this batch."""
         self.batches.append([] if info.is_idle else batch["numbers"].tolist())
         self.logs.append({"loss": loss.item(), "scale": info.loss_scale, "share": info.progress})
         self.updates += info.is_update_end
@@ -136,7 +136,7 @@ def train_trainer(stage: int, folder: Path, checkpoint: str | None, *, is_exact:
 
 
 def resume(kind: str, stage: int, folder: Path) -> dict[str, Any]:
-    """A whole training, and what goes on from its middle."""
+    """Runs a whole training, and one resumed from its middle."""
     if kind.startswith("trainer"):
         train = partial(train_trainer, stage, folder, is_exact=kind == "trainer updates")
         return resuming.go_on(train)
@@ -145,7 +145,7 @@ def resume(kind: str, stage: int, folder: Path) -> dict[str, Any]:
 
 
 def change_stages(folder: Path) -> dict[str, Any]:
-    """Each stage's checkpoint read by each other, by DeepSpeed's own loop: what the second did, or why it stopped."""
+    """Resumes each stage from each other's checkpoint, with DeepSpeed's own loop. Returns the results, or the errors."""
     wholes = {stage: train_plain(stage, folder / str(stage), False) for stage in STAGES}
     found = {}
     for old, new in itertools.permutations(STAGES, 2):

@@ -13,11 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
 ABORTED = "terminate called without an active exception"
-"""What torch may say at the end of a process that has just taken part in a collective of gloo: pytorch issue 190489."""
+"""What torch may print at the end of a process that has just taken part in a collective of gloo: pytorch issue 190489."""
 
 
 def run_script(variable: str, packages: str, script: str, folder: Path, ranks: int, **environment: str) -> list[Any]:
-    """What each rank has found. Skips the test where the variable is not set."""
+    """Returns what each rank reports. Skips the test if the variable is not set."""
     python = os.environ.get(variable)
     if not python:
         install = f"python -m venv peers && peers/bin/pip install {packages}"

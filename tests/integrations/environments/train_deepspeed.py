@@ -1,5 +1,5 @@
-"""DeepSpeed's three stages, on two ranks with shards of 23 and 8 samples or on one with all, by its own loop, Accelerate and
-the Trainer: what each update was trained on, its loss, and the weights.
+"""DeepSpeed's three stages, on two ranks with shards of 23 and 8 samples or on one with all, with its own loop, Accelerate and
+the Trainer: the samples of each update, its loss, and the weights.
 
     DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 train_deepspeed.py FOLDER
 """
@@ -42,21 +42,21 @@ from tests.integrations.common import (
     make_shard,
 )
 
-# Its operation for shared memory is compiled on first use, for minutes; gloo does the same.
+# Its shared-memory operation takes minutes to compile at first use, and gloo does the same.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 CPU = torch.device("cpu")
 UPDATE_SAMPLES = 8
-"""Samples of an update, in the kinds that end in "updates": of 31 samples the last holds 7."""
+"""The samples of an update, for kinds that end in "updates". The last of 31 samples' updates holds 7."""
 
 
 @dataclass
 class Log:
-    """What one rank has seen of a training, by update."""
+    """One rank's record of a training, by update."""
 
     updates: list[list[int]] = field(default_factory=lambda: [[]])
     losses: list[float] = field(default_factory=lambda: [0.0])
-    """The part that is of this rank's batches: their mean over the ranks is the loss."""
+    """The part from this rank's batches. Their mean over the ranks is the loss."""
 
     def note(self, numbers: Any, info: Any, loss: torch.Tensor) -> None:
         self.updates[-1] += [] if info.is_idle else numbers.tolist()
@@ -85,13 +85,13 @@ def make_config(stage: int, steps: int) -> dict[str, Any]:
 
 
 def get_whole(model: Any) -> list[float]:
-    """The weights of a sharded model, put together; a collective."""
+    """Returns the weights of a sharded model, put together by a collective."""
     with deepspeed.zero.GatheredParameters(list(model.parameters())):
         return torch.cat([parameter.detach().flatten().double() for parameter in model.parameters()]).tolist()
 
 
 def make_loader(*, is_exact: bool, steps: int = 1, **options: Any) -> ODBDataLoader:
-    """One whose updates hold so many samples of all ranks, or so many full steps."""
+    """Returns a loader with updates of a fixed number of samples of all ranks, or of ``steps`` full steps."""
     if is_exact:
         options |= {"update_samples": UPDATE_SAMPLES, "timeout_s": 20, "shuffle": False}
     else:
@@ -101,7 +101,7 @@ def make_loader(*, is_exact: bool, steps: int = 1, **options: Any) -> ODBDataLoa
 
 
 def train_plain(stage: int, steps: int = 1, *, is_exact: bool = False) -> Any:
-    """Checks both that may divide: with windows the loader's weights expect it of DeepSpeed, without it of nobody."""
+    """Checks both that may divide: with windows the loader's weights expect DeepSpeed to divide, without them neither."""
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=make_config(stage, steps))
@@ -116,7 +116,7 @@ def train_plain(stage: int, steps: int = 1, *, is_exact: bool = False) -> Any:
 
 
 def pretend() -> None:
-    """Makes Accelerate believe that the processors are accelerators: without one it runs no DeepSpeed."""
+    """Makes Accelerate believe that the processors are accelerators, without which it does not run DeepSpeed."""
     AcceleratorState._reset_state(reset_partial_state=True)
     PartialState(cpu=True)
     PartialState._shared_state |= {"distributed_type": DistributedType.DEEPSPEED, "device": CPU}
@@ -143,7 +143,7 @@ def train_accelerate(stage: int, *, is_exact: bool = False) -> Any:
 
 
 class Recorder(ODBTrainer):
-    """Notes which samples each update trained on, and the part of its loss."""
+    """Records the samples of each update, and the part of its loss."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -151,7 +151,7 @@ class Recorder(ODBTrainer):
 
     @property
     def updates(self) -> list[list[int]]:
-        """The numbers of the samples of each update."""
+        """The sample numbers of each update."""
         return self.noted.updates[:-1]
 
     def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
@@ -162,7 +162,7 @@ class Recorder(ODBTrainer):
 
 
 def train_trainer(stage: int, folder: Path, *, is_exact: bool = False) -> Any:
-    """By default, with the updates of the plain Trainer, or in the free mode."""
+    """Trains by default, with the updates of the plain Trainer, or in free mode."""
     args = TrainingArguments(
         output_dir=str(folder),
         use_cpu=False,
@@ -180,7 +180,7 @@ def train_trainer(stage: int, folder: Path, *, is_exact: bool = False) -> Any:
         accelerator_config={"even_batches": False},
         deepspeed=make_config(stage, 2) | {"train_micro_batch_size_per_gpu": "auto"},
     )
-    pretend()  # not before: the arguments would take every rank for the first
+    pretend()  # not earlier, because the arguments would take every rank for the first
     free = {"update_samples": None, "updates_per_epoch": 3, "loader": nested(**(OPTIONS | {"shard": "given"}))}
     odb = ODBOptions(token_budget=BUDGET_TOKENS, **({} if is_exact else free))
     data = Samples(range(sum(SIZES))) if is_exact else make_data()

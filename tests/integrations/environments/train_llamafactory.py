@@ -1,5 +1,5 @@
-"""LLaMA-Factory on one or two ranks, from its own settings: what was trained on, and how far the weights are from those of one
-process with its own loss.
+"""LLaMA-Factory on one or two ranks, with its own settings: the samples trained on, and the distance of the weights from those
+of one process with its own loss.
 
     torchrun --nproc-per-node 2 train_llamafactory.py FOLDER
 """
@@ -34,7 +34,7 @@ SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_
 
 
 def make_files(folder: Path) -> None:
-    """A model of random weights, its tokenizer, and a data set for each stage."""
+    """Makes a model with random weights, its tokenizer, and a data set for each stage."""
     torch.manual_seed(0)
     names = {f"word{number}": number for number in range(WORDS)}
     tokenizer = Tokenizer(models.WordLevel(names, "word2"))
@@ -67,8 +67,9 @@ def make_files(folder: Path) -> None:
 
 
 class Recorder:
-    """Notes the batches of a Trainer before each step; on the last rank passes over several pairs run out of memory, where that
-    is to be survived."""
+    """Records the batches of a Trainer before each step. Passes over several pairs run out of memory on the last rank, if a
+    run should survive that.
+    """
 
     failures = 0
 
@@ -87,7 +88,7 @@ class Recorder:
 
 
 class Keeper(TrainerCallback):
-    """Keeps the trainer that LLaMA-Factory makes: its loop calls back with the loader, whose trainer is looked up."""
+    """Keeps the trainer that LLaMA-Factory makes. Its loop passes the loader to callbacks, which leads to the trainer."""
 
     trainer: Any = None
 
@@ -156,8 +157,8 @@ def train(folder: Path, stage: str, **settings: Any) -> dict[str, Any]:
 
 
 def compare(folder: Path, trainer: Any, sampled: list[list[str]]) -> float:
-    """How far the weights are from those of one process on the union of the ranks' batches, relative to the way they have
-    gone: by the loss of the trainer's own class.
+    """Returns the distance of the weights from those of one process on the union of the ranks' batches, relative to the way
+    they have gone, with the loss of the trainer's own class.
     """
     steps = [(info.is_update_end, texts) for (info, _), texts in zip(trainer.batches, sampled, strict=True)]
     everybody = exchange(folder, steps)
@@ -179,7 +180,7 @@ def compare(folder: Path, trainer: Any, sampled: list[list[str]]) -> float:
 
 
 def exchange(folder: Path, steps: Any) -> list[Any]:
-    """What all ranks have, by files: LLaMA-Factory has ended the process group, and its store is not for a second one."""
+    """Gathers from all ranks through files, because LLaMA-Factory has ended the process group. Its store allows no other."""
     names = [folder.parent / f"steps-{rank}.json" for rank in range(int(os.environ["WORLD_SIZE"]))]
     half = folder / "steps.json"
     half.write_text(json.dumps(steps))
@@ -196,7 +197,7 @@ def show(sample: Any) -> str:
 
 
 def describe(ids: Any, stage: str) -> list[str]:
-    """The samples of a batch by their tokens."""
+    """Returns the samples of a batch by their tokens."""
     rows = [row[row > 0] for row in ids]
     if stage == "dpo":
         half = len(rows) // 2

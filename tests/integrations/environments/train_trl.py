@@ -1,4 +1,4 @@
-"""TRL's trainers on one or two ranks, with its own collators and losses: what each update was trained on, and the weights.
+"""TRL's trainers on one or two ranks, with its own collators and losses: the samples of each update, and the weights.
 
 torchrun --nproc-per-node 2 train_trl.py FOLDER
 """
@@ -39,7 +39,7 @@ WORDS = 40
 COUNT = 31
 RATE = 0.3
 FREE = {"update_samples": None, "window": 12, "timeout_s": 30}
-"""The free mode, whose updates hold what one process can train on again."""
+"""Free mode, with updates that one process can train on again."""
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 
 
@@ -78,7 +78,7 @@ def make_pairs(count: int = COUNT) -> Any:
 
 
 class Recorder:
-    """Notes the batches of a Trainer before each step, in whatever order its classes stand."""
+    """Records the batches of a Trainer before each step, for any order of its classes."""
 
     failures = 0
 
@@ -88,7 +88,7 @@ class Recorder:
         return super().training_step(model, inputs, *args, **kwargs)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs out of memory on the last rank, where it is to survive that, after TRL has gathered for its metrics."""
+        """Runs out of memory on the last rank, if that should be survived, after TRL has gathered for its metrics."""
         is_last = self.args.process_index == self.args.world_size - 1
         is_full = "odb_step_info" in inputs and len(inputs["input_ids"]) > 2
         found = super().compute_loss(model, inputs, *args, **kwargs)
@@ -136,7 +136,7 @@ def list_samples(trainer: Any, key: str) -> list[list[str]]:
 
 
 def resume(make: Any, folder: Path, key: str, **options: Any) -> dict[str, Any]:
-    """Two epochs, and again from the middle of each: the samples of each update."""
+    """Runs two epochs, and again from the middle of each. Returns the samples of each update."""
 
     def train(checkpoint: str | None) -> dict[str, Any]:
         trainer = record(configure_trainer(make(folder, **resuming.SETTINGS), **nested(**options)))
@@ -151,11 +151,11 @@ def resume(make: Any, folder: Path, key: str, **options: Any) -> dict[str, Any]:
 
 
 LOGGED = ("loss", "grad_norm", "learning_rate", "epoch", "step", "num_tokens", "train_loss")
-"""What is logged of updates. TRL's metrics are means over micro-batches, which are others here."""
+"""The logged values that concern updates. TRL's metrics are means over micro-batches, which differ here."""
 
 
 def compare_plain(make: Any, **options: Any) -> list[Any]:
-    """What TRL's own trainer logs, and ours by default, with the weights in the end."""
+    """Returns what TRL's own trainer logs, and ours by default, with the final weights."""
     found = []
     for is_ours in (False, True):
         trainer = configure_trainer(make(), **options) if is_ours else make()
@@ -166,8 +166,8 @@ def compare_plain(make: Any, **options: Any) -> list[Any]:
 
 
 def compare(trainer: Any, plain: Any, steps: list[tuple[bool, list[str]]]) -> float:
-    """How far the weights are from those of one process with TRL's own loss over the union of the ranks' batches, relative
-    to the way they have gone.
+    """Returns the distance of the weights from those of one process with TRL's own loss over the union of the ranks' batches,
+    relative to the distance trained.
     """
     everybody = [steps]
     if dist.is_initialized():
@@ -189,7 +189,7 @@ def compare(trainer: Any, plain: Any, steps: list[tuple[bool, list[str]]]) -> fl
 
 
 def show(sample: Any, max_length: int | None) -> str:
-    """A sample as `describe` has it."""
+    """Returns a sample in the form of `describe`."""
     if "input_ids" in sample:
         return " ".join(map(str, sample["input_ids"]))
     rows = [(sample.get("prompt_ids", []) + sample[name])[:max_length] for name in ("chosen_ids", "rejected_ids")]
@@ -197,7 +197,7 @@ def show(sample: Any, max_length: int | None) -> str:
 
 
 def describe(batch: Any, key: str) -> list[str]:
-    """The samples of a batch by their tokens: rows, or what is laid end to end."""
+    """Returns the samples of a batch by their tokens, from rows or from concatenated samples."""
     ids = batch["input_ids"]
     if "position_ids" in batch:
         starts = [*(batch["position_ids"][0] == 0).nonzero().flatten().tolist(), ids.shape[1]]
@@ -259,7 +259,7 @@ def make_kto(folder: Path) -> Any:
 
 
 def read_stream(folder: Path) -> list[str]:
-    """The samples that this rank trains on in the first epoch of a stream, which all ranks open alike."""
+    """Returns the samples that this rank trains on in the first epoch of a stream that all ranks open alike."""
     args = SFTConfig(output_dir=str(folder), max_steps=20, max_length=20, **COMMON)
     texts = make_texts().to_iterable_dataset(num_shards=3)
     made = SFTTrainer(make_model(), args, train_dataset=texts, processing_class=make_tokenizer())

@@ -1,1 +1,1 @@
-"""The subcommands of a planner who knows data, model and GPUs, and no budget yet."""
+"""The subcommands for planning, when data, model and GPUs are known, but not yet the budget."""

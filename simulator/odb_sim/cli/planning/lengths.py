@@ -26,7 +26,7 @@ from odb_sim.studies.processes import make_executor
 
 _CHUNK_ROWS: Final = 256
 _AHEAD: Final = 4
-"""Chunks of each process that are read before they are asked for."""
+"""The number of chunks for each process that are read ahead."""
 _BINS: Final = 12
 _BAR: Final = 40
 _HEADER: Final = ["tokens from", "to", "samples", "share of tokens", "histogram"]
@@ -36,7 +36,7 @@ Numbered = tuple[str, Row]
 
 @dataclass(slots=True)
 class Found:
-    """The lengths so far."""
+    """The lengths found so far."""
 
     total: list[int] = field(default_factory=list)
     supervised: list[int] = field(default_factory=list)
@@ -71,7 +71,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """Adds what `build_reading` reads."""
+    """Adds the options that `build_reading` reads."""
     text = "a tokenizer.json (.gz), a folder that has one, or a name on the hub"
     parser.add_argument("--tokenizer", metavar="T", help=text)
     parser.add_argument(
@@ -91,7 +91,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 
 
 def build_reading(options: argparse.Namespace) -> RowReading:
-    """Returns how the options say that rows are read.
+    """Returns how to read rows, according to the options.
 
     Raises: UsageError when they make no sense.
     """
@@ -106,7 +106,7 @@ def build_reading(options: argparse.Namespace) -> RowReading:
 
 
 def describe_reading(options: argparse.Namespace) -> str:
-    """Returns the options of `add_reading_options` that decide the lengths, as a shell reads them."""
+    """Returns the options of `add_reading_options` that affect the lengths, quoted for a shell."""
     given = [("--tokenizer", options.tokenizer), ("--template", options.template), ("--max-length", options.max_length)]
     given += [*(("--column", column) for column in options.column), ("--split", options.split)]
     return shlex.join(str(word) for flag, value in given if value is not None for word in (flag, value))
@@ -143,7 +143,7 @@ def read_lengths(options: argparse.Namespace, keep: Sequence[str] = ()) -> Found
     """
     reading, found = build_reading(options), Found(kept=[[] for _ in keep])
     if reading.tokenizer is not None:
-        load_tokenizer(reading)  # what is wrong with it is said before anything is read
+        load_tokenizer(reading)  # reports a bad tokenizer before reading anything
     numbers: list[dict[object, int]] = [{} for _ in keep]
     rows = read_rows(options.data, options.split)
     with (
@@ -161,7 +161,7 @@ def read_lengths(options: argparse.Namespace, keep: Sequence[str] = ()) -> Found
 
 
 def make_lengths(name: str, found: Found) -> Lengths:
-    """Returns what was found as lengths."""
+    """Returns the lengths in ``found``."""
     total, supervised = (np.array(column, dtype=np.int64) for column in (found.total, found.supervised))
     return Lengths(Path(name).name.split(".")[0], total, supervised)
 
@@ -169,7 +169,7 @@ def make_lengths(name: str, found: Found) -> Lengths:
 def _measure_all(
     rows: Iterator[Numbered], reading: RowReading, executor: Executor, processes: int
 ) -> Iterator[tuple[list[Numbered], list[CountedRow]]]:
-    """Yields each chunk of rows with its lengths, in order; some chunks are under way at a time."""
+    """Yields each chunk of rows with its lengths, in order. Several chunks are processed at a time."""
     waiting: deque[tuple[list[Numbered], Future[list[CountedRow]]]] = deque()
     is_more = True
     while is_more or waiting:
@@ -184,7 +184,7 @@ def _measure_all(
 
 
 def measure_chunk(chunk: Sequence[Numbered], reading: RowReading) -> list[CountedRow]:
-    """Returns the lengths of some rows: what a process does."""
+    """Returns the lengths of some rows. It runs in a process of the executor."""
     return [measure(where, row, reading) for where, row in chunk]
 
 
@@ -198,7 +198,7 @@ def _keep(where: str, row: Row, column: str, numbers: dict[object, int]) -> int:
 
 
 def summarize(lengths: Lengths) -> dict[str, float | int]:
-    """Returns the figures of the lengths."""
+    """Returns summary figures of the lengths."""
     tokens = lengths.tokens
     half, most, p99 = np.quantile(tokens, (0.5, 0.9, 0.99)).tolist()
     mean = float(tokens.mean())
@@ -216,7 +216,7 @@ def summarize(lengths: Lengths) -> dict[str, float | int]:
 
 
 def make_bins(tokens: Integers) -> list[tuple[int, int, int, float]]:
-    """Returns bins of equal ratio: the least and the greatest length in each, samples, and their share of all tokens."""
+    """Returns bins of equal ratio: the smallest and the largest length of each, its samples, and its share of all tokens."""
     low, high = int(tokens.min()), int(tokens.max())
     edges = np.unique(np.geomspace(low, high + 1, min(_BINS, high - low + 1) + 1).round().astype(np.int64))
     counts, _ = np.histogram(tokens, edges)

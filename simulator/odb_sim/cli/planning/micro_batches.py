@@ -1,4 +1,4 @@
-"""``odb-ref micro-batches``: micro-batches of known lengths, what ranks wait in them, and what of that could be saved."""
+"""``odb-ref micro-batches``: micro-batches of known lengths, how long ranks wait in them, and how much could be saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``odb-ref plan``: what a training run takes in days, GPU-hours and money, and how to start it."""
+"""``odb-ref plan``: the days, GPU-hours and money that a training run takes, and how to start it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def run_command(options: argparse.Namespace) -> int:
         write_json(options.json, encode(plan, commands))
     if options.write_costs is not None:
         costs = replace(plan.wanted.costs, ranges=compute_ranges(plan.wanted))
-        ranks = costs.fitted.ranks or plan.wanted.job.gpus  # those of other clusters are told so
+        ranks = costs.fitted.ranks or plan.wanted.job.gpus  # other numbers of ranks get a caution
         write_costs(options.write_costs, replace(costs, fitted=replace(costs.fitted, ranks=ranks)))
     if options.html is not None:
         write_plan_report(Path(options.html), plan, commands, build_source(options, [options.data]))
@@ -121,7 +121,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _build_jobs(options: argparse.Namespace) -> Iterator[TrainingJob]:
-    """Yields the jobs to choose from: with activations kept, and computed again."""
+    """Yields the candidate jobs: with activations kept, and recomputed."""
     ways = {"yes": (True,), "no": (False,), "auto": (False, True)}[options.recompute]
     for recomputes in ways:
         yield build_job(

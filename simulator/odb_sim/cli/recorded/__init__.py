@@ -1,1 +1,1 @@
-"""Commands on runs that have happened: their traces."""
+"""Commands on the traces of past runs."""

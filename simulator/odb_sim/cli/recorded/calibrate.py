@@ -1,4 +1,4 @@
-"""``odb-ref calibrate``: the cost models that fit recorded runs, with their error."""
+"""``odb-ref calibrate``: the cost models that fit recorded runs, with their errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from odb_sim.recorded.steps import Meeting
 from odb_sim.reports.terminal import print_cautions, print_table
 
 _POOR: Final = 0.5
-"""A median error beyond which a fit is cautioned of."""
+"""Above this median error a fit gets a caution."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -60,7 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run_command(options: argparse.Namespace) -> int:
-    """Returns exit status 0, or 1 when a run was recorded otherwise than the core decides; bad input raises UsageError."""
+    """Returns exit status 0, or 1 if a recorded run differs from the core's decisions. Bad input raises UsageError."""
     if options.workers is not None and options.workers < 0:
         raise UsageError(f"--workers must be at least 0, got {options.workers}")
     if options.depth is not None and options.depth < 1:
@@ -86,7 +86,7 @@ def run_command(options: argparse.Namespace) -> int:
     costs = widen_error(calibration.costs, [error for item in replays for error in _list_errors(item, options.warm_up)])
     if costs != calibration.costs:
         calibration = replace(calibration, costs=costs)
-        replays = replay_all(runs, costs, workers, global_batch)  # the bands of the times are wider
+        replays = replay_all(runs, costs, workers, global_batch)  # with wider bands for the times
     if options.out is not None:
         write_costs(options.out, calibration.costs, {"runs": [run.name for run in runs], **calibration.to_json()})
     if options.json is not None:
@@ -99,7 +99,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _calibrate_table(options: argparse.Namespace) -> int:
-    """Fits the time of a step to a table of steps that were timed."""
+    """Fits the time of a step to a table of timed steps."""
     if len(options.traces) > 1:
         raise UsageError("a table of timed steps must be given alone, without traces")
     calibration = calibrate_table(options.traces[0], options.ranks)
@@ -119,7 +119,7 @@ def _calibrate_table(options: argparse.Namespace) -> int:
 
 
 def _list_errors(item: Replay, warm_up_steps: int) -> list[float]:
-    """Returns the error of a whole run but for its warm-up; nothing where its times cannot be compared."""
+    """Returns the error of a whole run without its warm-up, or nothing if its times cannot be compared."""
     pairs = () if item.timing is None else item.timing.seconds[warm_up_steps:]
     return [sum(predicted for _, predicted in pairs) / sum(measured for measured, _ in pairs) - 1] if pairs else []
 

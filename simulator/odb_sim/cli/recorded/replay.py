@@ -1,4 +1,4 @@
-"""``odb-ref replay``: recorded runs, simulated again and compared decision by decision."""
+"""``odb-ref replay``: simulates recorded runs again and compares every decision."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run_command(options: argparse.Namespace) -> int:
-    """Returns exit status 0 when every decision is equal, else 1; bad input raises UsageError.
+    """Returns exit status 0 when every decision is equal, else 1. Bad input raises UsageError.
 
-    Times are shown only for a given cost model: the defaults describe no particular machine.
+    Times are shown only if a cost model is given, because the default describes no particular machine.
     """
     workers = options.workers
     if options.depth is not None and options.depth < 1:
@@ -89,7 +89,7 @@ def replay_all(
     workers: int | None = None,
     global_batch: GlobalBatch = EVERY_STEP,
 ) -> list[Replay]:
-    """Returns the replay of every run, with a progress bar on a terminal; what is given as in `replay`."""
+    """Replays every run, with a progress bar on a terminal. The arguments are those of `replay`."""
     replays = []
     for number, recorded in enumerate(runs, 1):
         total = sum(len(rank.samples) for rank in recorded.ranks)
@@ -100,7 +100,7 @@ def replay_all(
 
 
 def print_replays(replays: list[Replay], *, is_priced: bool, parts: Sequence[str] = ()) -> None:
-    """A line for each difference, then a table. ``parts`` says of each run what part it had in the cost model."""
+    """Prints a line for each difference, then a table. ``parts`` names the part that each run had in the cost model."""
     for item in replays:
         if item.difference:
             print(f"{item.name}: {item.difference}")

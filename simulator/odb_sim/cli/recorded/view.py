@@ -1,4 +1,4 @@
-"""``odb-ref view``: an epoch, recorded or simulated, played round by round on one page."""
+"""``odb-ref view``: plays an epoch, recorded or simulated, round by round on one page."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_idle(story: Story) -> None:
-    """A line for each rank and round that idles, and how many batches do."""
+    """Prints a line for each rank and round with idle steps, and the number of idle batches."""
     lines, idle = [], Counter[str]()
     for number in range(story.rounds):
         for rank, part in story.list_parts(number):
@@ -84,7 +84,7 @@ def _print_idle(story: Story) -> None:
 
 
 def _print_step(story: Story, step: int, ranks: list[int]) -> None:
-    """A line for each rank that is played: what it trains on in a step, or why it idles."""
+    """Prints a line for each rank that is played: what it trains on in a step, or why it idles."""
     number = story.find_round(step)
     for rank, part in story.list_parts(number):
         if rank not in ranks:
