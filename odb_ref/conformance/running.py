@@ -31,7 +31,7 @@ class CaseVerdict:
 
     case: Case
     judged: frozenset[str] = frozenset()
-    """The properties judged; empty if the case was not asked."""
+    """The properties judged; empty if the case was not asked, or its verdict shows nothing."""
     faults: tuple[str, ...] = ()
     """The properties broken."""
     says: str = ""
@@ -70,7 +70,9 @@ class Judging:
 
 
 def run_cases(cases: Iterable[Case], judging: Judging) -> list[CaseVerdict]:
-    """Returns the verdict on each case. With ranks, each case is also asked with one rank failing."""
+    """Returns the verdict on each case. With ranks, a case to plan is also asked once for each of the
+    first four ranks, with that rank failing, unless `FAILING` is unclaimed.
+    """
     verdicts = []
     late = 0
     for case in cases:

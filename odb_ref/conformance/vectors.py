@@ -1,6 +1,6 @@
 """The cases, read from JSON, one file per property. Spec: R13.
 
-A case is ``{"id", "comment", "from", "kind", "problem", "flags", "expect"}``, with ``"exact"`` if the best answer is known;
+A case is ``{"id", "comment", "from", "kind", "problem", "flags", "expect"}``, with ``"exact"`` if the right answer is known;
 ``schema.json`` beside the cases defines the rest. The problem of a plan is a `Problem`; that of the online protocol stays JSON,
 which the implementation reads.
 """

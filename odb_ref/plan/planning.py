@@ -164,7 +164,7 @@ def list_indices(units: Units, row: Sequence[Batch], order: BatchOrder) -> tuple
 
 
 def _deal(units: Units, ranks: int, terms: PlanTerms) -> tuple[Rows, int]:
-    """Returns the micro-batches of all ranks, those of a step being neighbours in cost, and a lower bound of their number."""
+    """Returns the micro-batches of all ranks, those of a step being neighbours in cost, and a lower bound of the count."""
     division = make_division(units, terms, ranks)
     count = terms.round_up(-(-division.need // ranks))
     batches = division.divide(count * ranks, ranks)
@@ -180,7 +180,7 @@ def _deal(units: Units, ranks: int, terms: PlanTerms) -> tuple[Rows, int]:
 
 
 def _divide_shares(shares: Sequence[Units], terms: PlanTerms) -> tuple[Rows, int]:
-    """Returns the micro-batches of each rank, made of its own units, and a lower bound of their number."""
+    """Returns the micro-batches of each rank, made of its own units, and a lower bound of the count."""
     divisions = [make_division(units, terms) for units in shares]
     count = terms.round_up(max(division.need for division in divisions))
     least = terms.round_up(max(division.least for division in divisions))

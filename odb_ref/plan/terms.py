@@ -42,7 +42,7 @@ class Short(StrEnum):
     """What to do if a rank has fewer units than micro-batches. Spec: R13.4."""
 
     IDLE = "idle"
-    """The others are idle and run one of its samples again. If it has no sample, all ranks refuse."""
+    """The others are idle and run a sample again: one of the rank, or else any in `plan_all`. If there is none, all refuse."""
     REFUSE = "refuse"
     EMPTY = "empty"
     """They are idle, even on a rank without samples, which must then have something else to run."""

@@ -283,7 +283,7 @@ class Space:
         return len(self._ranks)
 
     def _advance(self, i: int, number: int, act: int, shared: Shared) -> int:
-        """Returns the number of rank ``i`` after ``act``. After `begin`, this is the only place where the core runs."""
+        """Returns the number of rank ``i`` after ``act``. After `begin`, ranks' cores run only in this method."""
         before = self._ranks[number]
         lost = self._find_gone(shared, i) if act == _LOSE else None
         after = self._drivers[i].act(before, Act(act), self._answers[shared.answer], lost)
