@@ -391,7 +391,7 @@ def test_lightning_evaluates_on_an_evaluation_loader_that_is_asked_and_on_nothin
             wanted = {
                 "ODBDataLoader": "pass LightningLoader to train and EvaluationLoader to evaluate",
                 "EvaluationLoader": "get_step_info(self, batch_idx) is called for none",
-                "LightningLoader": "use EvaluationLoader for anything but training",
+                "LightningLoader": "for anything but training, use EvaluationLoader",
             }[kind]
             assert wanted in said, (case, said)
         assert len(value) == 12
@@ -412,7 +412,7 @@ def test_an_evaluation_of_one_step_that_asks_nobody_is_noticed_by_the_next(tmp_p
 def test_the_loader_of_training_does_not_evaluate(tmp_path: Path) -> None:
     with LightningLoader(Samples(ALL), **nested(**READ)) as loader:
         trainer = make_lightning(tmp_path, 1, callbacks=[loader.callback], strategy="auto")
-        with pytest.raises(UsageError, match="read to evaluate: EvaluationLoader"):
+        with pytest.raises(UsageError, match="read to evaluate: use EvaluationLoader"):
             trainer.fit(Judged(), loader, loader)
 
 
