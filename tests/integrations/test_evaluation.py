@@ -391,7 +391,7 @@ def test_lightning_evaluates_on_an_evaluation_loader_that_is_asked_and_on_nothin
             wanted = {
                 "ODBDataLoader": "pass LightningLoader to train and EvaluationLoader to evaluate",
                 "EvaluationLoader": "get_step_info(self, batch_idx) is called for none",
-                "LightningLoader": "for anything but training, use EvaluationLoader",
+                "LightningLoader": "use EvaluationLoader for anything but training",
             }[kind]
             assert wanted in said, (case, said)
         assert len(value) == 12
