@@ -81,9 +81,9 @@ class FollowedLoader(ABC):
         """
         if self.trainer is None or self.callback not in self.trainer.callbacks:
             raise UsageError(
-                "a LightningLoader can be read only by Trainer(callbacks=[loader.callback]) (for anything but training, use "
-                "EvaluationLoader). Tuner and LearningRateFinder remove callbacks: find the rate with a plain DataLoader that "
-                "makes the same updates as update_samples="
+                "a LightningLoader can be read only by Trainer(callbacks=[loader.callback]) (use EvaluationLoader for "
+                "anything but training). Tuner and LearningRateFinder remove callbacks: find the rate with a plain DataLoader "
+                "that makes the same updates as update_samples="
             )
         if not self.trainer.training:
             raise UsageError("the train loader is read to evaluate: use EvaluationLoader for anything but training")

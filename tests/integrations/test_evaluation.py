@@ -412,7 +412,7 @@ def test_an_evaluation_of_one_step_that_asks_nobody_is_noticed_by_the_next(tmp_p
 def test_the_loader_of_training_does_not_evaluate(tmp_path: Path) -> None:
     with LightningLoader(Samples(ALL), **nested(**READ)) as loader:
         trainer = make_lightning(tmp_path, 1, callbacks=[loader.callback], strategy="auto")
-        with pytest.raises(UsageError, match="read to evaluate: EvaluationLoader"):
+        with pytest.raises(UsageError, match="read to evaluate: use EvaluationLoader"):
             trainer.fit(Judged(), loader, loader)
 
 

@@ -217,7 +217,7 @@ HAS_STRATEGIES = "train_sampling_strategy" in TrainingArguments.__dataclass_fiel
 GROUPED = {"train_sampling_strategy": "group_by_length"} if HAS_STRATEGIES else {"group_by_length": True}
 MISTAKES: dict[str, dict[str, Any]] = {
     "normalised twice: ODBTrainer needs loss_is_scaled_for_ga": {"kind": Unscaled},
-    "normalised twice: get_batch_samples": {"kind": Counting, "model": Accepting},
+    "normalised twice: do not override ODBTrainer's get_batch_samples": {"kind": Counting, "model": Accepting},
     "or pass Loss(supervised_fn=)": {"data_collator": supervise_all},
     "ODBOptions(updates_per_epoch=...)": {
         "odb": ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader={"sampler": list(range(sum(SIZES)))}),

@@ -305,7 +305,7 @@ def test_data_parallel_groups_beside_each_other_are_refused_on_every_rank() -> N
     """Peers diverged without a word once one of them accepted another budget. Spec: R17.1."""
     for result in chain.from_iterable(run_each(4, read_apart, [("common",), ("stream",), ("sampler",)])):
         assert result.error == "UsageError", result
-        assert "process_group has 2 of the job's 4 ranks: " in result.text
+        assert "process_group has 2 of the job's 4 ranks. " in result.text
         assert "pass the whole mesh as mesh=" in result.text
         assert "is_apart=True" in result.text
 
@@ -313,7 +313,7 @@ def test_data_parallel_groups_beside_each_other_are_refused_on_every_rank() -> N
 def read_in_part(rank: int, groups: list[list[int]]) -> Any:
     group, _ = dist.new_subgroups_by_enumeration(groups)
     if not any(rank in ranks for ranks in groups):
-        with pytest.raises(UsageError, match="process_group has not this rank, 2 of the job"):
+        with pytest.raises(UsageError, match="process_group does not contain this process, rank 2 of the job"):
             ODBDataLoader(Numbers(0, COUNT), **nested(process_group=dist.new_group([0, 1]), **SETTINGS))
         return []
     if len(groups) == 1:

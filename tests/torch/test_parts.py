@@ -190,7 +190,7 @@ def test_what_nobody_says_carries_loss_is_not_guessed_where_weights_depend_on_it
         kept = {"input_ids": [1, 2, 3], "labels": [-100, 1, 2]} | more
         assert Measure(get_length, SupervisedCounter(get_length, is_checked=True))([kept])[0][:2] == (3, 2)
     Measure(get_length, SupervisedCounter(get_length))([{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}])
-    with pytest.raises(SampleError, match="it has loss_mask and no labels"):
+    with pytest.raises(SampleError, match="it has loss_mask but no labels"):
         Measure(get_length, SupervisedCounter(get_length, is_checked=True))(
             [{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}]
         )
