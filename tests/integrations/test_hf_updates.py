@@ -334,7 +334,7 @@ def test_an_order_that_is_drawn_from_the_processs_generator_goes_on_inside_an_ep
     cases = [(tmp_path, options, resume, given) for options, resume, given in runs]
     (whole,), _, (resumed,), (refused,) = run_each(1, train, cases)
     assert resumed.value["weights"] == whole.value["weights"]
-    assert "WeightedRandomSampler draws from the process's generators" in " ".join(whole.value["said"])
+    assert "WeightedRandomSampler draws from the process's random generators" in " ".join(whole.value["said"])
     assert "WeightedRandomSampler chooses which samples the Trainer reads" in refused.text
 
 
