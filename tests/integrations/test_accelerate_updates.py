@@ -124,7 +124,10 @@ def test_weights_and_rates_are_those_of_plain_accelerate(tmp_path: Path, is_spli
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"shuffle": True}, "use_seedable_sampler=True"), ({"batch_sampler": [[0, 1], [2, 3]]}, "forms batches with list")],
+    [
+        ({"shuffle": True}, "use_seedable_sampler=True"),
+        ({"batch_sampler": [[0, 1], [2, 3]]}, "forms batches with list"),
+    ],
 )
 def test_an_order_that_cannot_be_told_is_refused(settings: dict[str, Any], said: str) -> None:
     """What torch's generator has come to, and batches that are drawn in a way of their own."""
