@@ -31,7 +31,7 @@ the estimated length of the epoch. ``LightningLoader(intervals=Intervals(...))``
 the end of an epoch, and `IntervalCheckpoint` saves by them.
 
 The module must use automatic optimization, and a training_step that takes a batch. Tested with DDP, and with FSDP 2 through
-`ModelParallelStrategy`; other strategies are untested.
+`ModelParallelStrategy`. `FSDPStrategy` was run on one GPU only; other strategies are untested.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ class LoaderCallback(Callback):  # type: ignore[misc]
         if trainer.accumulate_grad_batches != self.loader.accumulation_steps:
             raise UsageError(
                 f"Lightning divides losses by accumulate_grad_batches={trainer.accumulate_grad_batches}, but the loader's "
-                f"weights are for accumulation_steps={self.loader.accumulation_steps}: set both to the same number"
+                f"weights are for accumulation_steps={self.loader.accumulation_steps}: set both to the same number (with "
+                "update_samples=, to 1)"
             )
 
     def _evaluate_by_intervals(self, trainer: Trainer) -> None:

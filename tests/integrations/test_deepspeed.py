@@ -113,7 +113,7 @@ REFUSED = {
 }
 REFUSED_ON_SEVERAL = {
     "plain: other ranks": "averages gradients over 2 ranks, but the loader's weights are for 1",
-    "accelerate: a schedule in the configuration": "schedule go 2 times as fast as updates are made",
+    "accelerate: a schedule in the configuration": "schedule take 2 steps in each update",
 }
 
 

@@ -184,10 +184,8 @@ def test_a_loss_of_pairs_is_said_to_count_each_pair_alike(tmp_path: Path, steps:
     odb = ODBOptions(token_budget=80, **PAIRS)  # type: ignore[arg-type]
     trainer, said = train(tmp_path, odb, make_model(), gradient_accumulation_steps=steps)
     assert trainer.model_accepts_loss_kwargs
-    assert (
-        f"a loss of pairs takes no num_items_in_batch, so a plain Trainer weights the mean losses of an update's {steps}"
-        in said
-    ) is (steps > 1)
+    wanted = f"so a plain Trainer weights the mean losses of an update's {steps} micro-batches equally"
+    assert (f"a loss of pairs takes no num_items_in_batch, {wanted}" in said) is (steps > 1)
 
 
 class Preferences(Dataset[Any]):

@@ -202,4 +202,4 @@ def test_a_schedule_that_raises_fails_on_every_rank_with_its_cause() -> None:
     """Spec: R15.4, R7.2. Checks: ABORT."""
     for result in chain.from_iterable(run_each(2, _fail_in_its_schedule, [(0,), (1,)])):
         assert (result.error, result.rank) == ("JobError", 1), result
-        assert result.text == "rank 1 failed: its budget schedule: ValueError: no such step"
+        assert result.text == "rank 1 failed: in its budget schedule: ValueError: no such step"

@@ -292,13 +292,13 @@ def test_a_loaded_state_that_is_dropped_is_spoken_of() -> None:
     with make_loader() as loader:
         loader.load_state_dict(state)
         loader.set_epoch(0)
-        with pytest.warns(RuntimeWarning, match=r"epoch 0, .*dropped.*epoch 1 after 4 steps"):
+        with pytest.warns(RuntimeWarning, match=r"chosen epoch 0.*dropped.*epoch 1 after 4 steps"):
             read(loader)
         begun = loader.state_dict()
     with make_loader() as loader:
         loader.load_state_dict(begun)
         loader.set_epoch(0)
-        with pytest.warns(RuntimeWarning, match=r"epoch 0, .*dropped.*epoch 1 after 0 steps"):
+        with pytest.warns(RuntimeWarning, match=r"chosen epoch 0.*dropped.*epoch 1 after 0 steps"):
             read(loader)
     with make_loader() as loader, warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -290,7 +290,7 @@ class EpochDriver:
         try:
             acceptance = self._acceptance.ask(self.state.planned_steps, self.state.agreed_tokens)
         except Exception as error:
-            self.on_error(f"its budget schedule: {describe(error)}", error)
+            self.on_error(f"in its budget schedule: {describe(error)}", error)
         else:
             self._accept(acceptance)
 

@@ -49,7 +49,7 @@ class PipelineSpec:
     window_bytes: int | None = None
     """How many bytes of samples a window may hold. None means no limit."""
     label_check: LabelCheck | None = None
-    """None if no weight depends on labels, or if a user's function counts them."""
+    """None if no weight depends on labels, or if a user's function counts them for a model that does not shift them."""
     is_packed: bool = False
     """True if a batch's tokens are counted without padding."""
 

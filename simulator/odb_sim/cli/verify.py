@@ -28,8 +28,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="judge a target rule or a changed core by its bounds, every interleaving, random worlds and real traces",
         description="Judges the protocol with a target rule, your own or a shipped one, or with a changed copy of the "
         "core. Prints a verdict for each property, as far as it was checked, what was not checked, and a case of each "
-        "violation: the smallest found for a rule, the first for a core. Exit status: 0 everything holds, 1 something does "
-        "not, 2 no such rule or core, 3 something was not judged, and nothing refuted.",
+        "violation: the smallest found for a rule, for a core the first, made smaller if possible. Exit status: 0 everything "
+        "holds, 1 something does not, 2 no such rule or core, 3 something was not judged, and nothing refuted.",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(

@@ -168,7 +168,7 @@ def accelerate(
     engine, optimizer, *_ = accelerator.prepare(model, *parts)
     updates: list[list[int]] = [[]]
     with make_loader(**options) as loader, warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Accelerate has a prepared schedule go 2 times")
+        warnings.filterwarnings("error", message="Accelerate makes a prepared schedule take 2 steps")
         for batch, info in loader.steps():
             with accumulate(accelerator, engine, info):
                 accelerator.backward(info.scale(engine(batch["input_ids"], batch["labels"])["loss"]))
