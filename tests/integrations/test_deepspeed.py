@@ -39,7 +39,7 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path, kinds
     found = run("train_deepspeed.py", tmp_path, ranks, ODB_KINDS=kinds)
     # The model of these tests does not take num_items_in_batch.
     for rank in found:
-        assert [text for text in rank.pop("said") if "takes no num_items_in_batch" not in text] == []
+        assert [text for text in rank.pop("said") if "is not passed num_items_in_batch" not in text] == []
     for kind in kinds.split(","):
         for stage in (1, 2, 3):
             numbers, losses, weights = zip(*(rank[f"{kind} {stage}"] for rank in found), strict=True)
