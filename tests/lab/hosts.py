@@ -34,7 +34,7 @@ CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x04000000, 
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 PREFIX = "odblab"
 NAME = b"node"
-PORT = 29501
+FIRST_PORT = 29501
 
 
 def run_ip(*arguments: str) -> None:
@@ -65,6 +65,8 @@ class Lab:
     hosts: int
     switch: str = field(init=False)
     names: list[str] = field(init=False)
+    port: int = field(default=FIRST_PORT, init=False)
+    """Where the ranks of a run meet. Each run has its own port, because killed ranks may still hold the one before."""
 
     def __post_init__(self) -> None:
         self.switch = f"{PREFIX}{os.getpid()}sw"
@@ -125,6 +127,7 @@ class Lab:
 
         Raises: AssertionError when a rank has not ended in time.
         """
+        self.port += 1
         pipes = [multiprocessing.Pipe(duplex=False) for _ in places]
         hosts = {}
         for host in sorted(set(places)):
@@ -182,7 +185,7 @@ class Lab:
         libc.prctl(1, signal.SIGKILL)  # this is the first process of its namespace, and the others end with it
         _check(libc.mount(b"proc", b"/proc", b"proc", 0, None))
         for rank, pipe in ranks.items():
-            _fork(lambda rank=rank, pipe=pipe: _be_rank(pipe, rank, world_size, function, args))
+            _fork(lambda rank=rank, pipe=pipe: _be_rank(pipe, self.port, rank, world_size, function, args))
         for pipe in ranks.values():
             pipe.close()
         while True:
@@ -192,13 +195,15 @@ class Lab:
                 return
 
 
-def _be_rank(pipe: Connection[Any, Any], rank: int, world_size: int, function: Callable[..., Any], args: Any) -> None:
+def _be_rank(
+    pipe: Connection[Any, Any], port: int, rank: int, world_size: int, function: Callable[..., Any], args: Any
+) -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "MASTER_ADDR": "10.77.0.1"}
     torch.set_num_threads(1)
 
     def join() -> None:
         if world_size > 1:
-            dist.init_process_group("gloo", init_method=f"tcp://10.77.0.1:{PORT}", rank=rank, world_size=world_size)
+            dist.init_process_group("gloo", init_method=f"tcp://10.77.0.1:{port}", rank=rank, world_size=world_size)
             dist.barrier()  # a rank that ends before all are connected would break that
 
     report(pipe, join, function, rank, args)
