@@ -161,8 +161,7 @@ class UpdateGuard(Generic[Batch]):
         while len(self._losses) < len(self._pieces):
             number = len(self._losses)
             piece = self._pieces[number]
-            is_half = sum(of.step == piece[1].step for _, of in self._pieces) > 1
-            loss, text = attempt(partial(self._run_weighed, *piece, is_half))
+            loss, text = attempt(partial(self._run_weighed, *piece))
             if loss is not None:
                 self._losses.append(loss)
                 continue
@@ -171,8 +170,8 @@ class UpdateGuard(Generic[Batch]):
             self._clear()
             release_memory()
 
-    def _run_weighed(self, batch: Batch, info: StepInfo, is_half: bool) -> torch.Tensor:
-        return self._run_piece(batch, info, is_half) if info.loss_scale else self._example.new_zeros(())
+    def _run_weighed(self, batch: Batch, info: StepInfo) -> torch.Tensor:
+        return self._run_piece(batch, info) if info.loss_scale else self._example.new_zeros(())
 
     def _average(self) -> None:
         """Replaces the gradients by their mean over ranks.
@@ -198,12 +197,11 @@ class UpdateGuard(Generic[Batch]):
         except Exception as error:
             failure = error
         (needed,) = self._exchange([len(pieces)], failure)
-        is_half = len(pieces) > 1
         batch, info = pieces[-1]
         pieces += [(batch, replace(info, loss_scale=0.0, local_supervised=0))] * (needed - len(pieces))
+        self._pieces += pieces
         for item in pieces:
-            self._pieces.append(item)
-            self._losses.append(self._run_piece(*item, is_half))
+            self._losses.append(self._run_piece(*item))
 
     def _has_room(self, piece: Piece[Batch]) -> bool:
         if self._memory is None:
@@ -213,10 +211,12 @@ class UpdateGuard(Generic[Batch]):
 
     # Both ----------------------------------------------------------------------------------------------------------------
 
-    def _run_piece(self, batch: Batch, info: StepInfo, is_half: bool) -> torch.Tensor:
+    def _run_piece(self, batch: Batch, info: StepInfo) -> torch.Tensor:
         try:
             return self._run(self._model, batch, info)
         except Exception as error:
+            # A piece that is repeated for other ranks has the same samples.
+            is_half = any(of.step == info.step and of.sample_ids != info.sample_ids for _, of in self._pieces)
             if is_half and self._split is split_batch and not is_out_of_memory(error):
                 error.add_note(describe_half(batch, info.local_samples))
             raise
@@ -224,7 +224,7 @@ class UpdateGuard(Generic[Batch]):
     def _try_halves(self, piece: Piece[Batch]) -> None:
         """Splits the first batch of each kind as a test, so that an error shows before memory runs out.
 
-        Batches are of one kind if the same fields have an entry for each sample: a field may have so many by chance.
+        Batches are of one kind if the same fields have an entry for each sample, which a field may have by chance.
         """
         batch, info = piece
         if not self._is_split or info.local_samples < 2:
