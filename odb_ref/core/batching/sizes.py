@@ -1,7 +1,7 @@
 """How many samples a group may have: any number, or only numbers that suit the hardware. Spec: R2.8.
 
 Kernels are tuned for sizes like 8, 12 or 16, and compiled code is specialised to them. A group of such a size holds fewer
-samples than would fit, so there are more batches; `docs/howto/memory.md` has the cost.
+samples than would fit, so there are more batches; `docs/howto/shapes.md` has the cost.
 """
 
 from __future__ import annotations
