@@ -182,7 +182,7 @@ class Epochs(Generic[Batch]):
         except BaseException as error:  # a state that does not fit, a sampler that raises, Ctrl-C: others must know
             session.begin(self._make_delivery(base, service, exchange, EpochStart(keys=())), error)
             raise
-        self._schedule.begin(start)
+        self._schedule.begin(start, self._weighting.accumulation_steps)
         delivery = self._make_delivery(config, service, exchange, start)
         self._steps_before, self._delivery = start.steps_before, delivery
         session.begin(delivery)
@@ -236,6 +236,7 @@ class Epochs(Generic[Batch]):
         number = rank if roster.peers > 1 else roster.processes[rank]
         size = max(world_size, number + 1)
         trace = None if path is None else compute_trace_path(path, number, size, epoch, taken, peer=roster.peer)
+        start = replace(start, follows_break=None if self._delivery is None else not self._delivery.has_given_all)
         start = replace(
             start,
             tag=self._make_tag(start, identity),
@@ -256,9 +257,9 @@ class Epochs(Generic[Batch]):
         own: dict[str, object] = {"loader": identity.label, "epoch": start.epoch, "step": start.progress.steps}
         if start.listed:
             own["sampler"] = start.listed  # all ranks share one order, but each lists it for itself
-        if self._delivery is not None:
+        if start.follows_break is not None:
             # A rank that leaves alone once everything is agreed tells the others only now (NP2).
-            own["the epoch before"] = "complete" if self._delivery.has_given_all else "left early"
+            own["the epoch before"] = "left early" if start.follows_break else "complete"
         return json.dumps(self._order.make_settings(start.samples) | self._common | own, sort_keys=True)
 
     def _count_steps(self) -> int:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
+import re
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import RandomSampler
 
 from odb_ref.torch import JobError, ODBDataLoader
 from odb_ref.torch.reading.pipeline import find_failed
@@ -201,6 +205,19 @@ def test_ranks_that_are_configured_differently_say_so() -> None:
         assert (rank, cause in text) == (1, True), (option, text)
 
 
+def list_differently(rank: int) -> None:
+    dataset = Numbers(0, 20)
+    order = RandomSampler(dataset, generator=torch.Generator().manual_seed(rank))
+    with ODBDataLoader(dataset, token_budget=60, update_samples=8, collate_fn=collate, sampler=order) as loader:
+        list(loader)
+
+
+def test_a_sampler_that_lists_another_order_on_a_rank_is_told_what_it_needs() -> None:
+    check_same(
+        run_ranks(2, list_differently), 1, "the same order on every rank, so give it a generator with the same seed"
+    )
+
+
 def read_and_die(rank: int, trace: Path) -> None:
     with ODBDataLoader(Numbers(0, 200), **nested(trace=trace, **SETTINGS)) as loader:
         for step, _ in enumerate(loader):
@@ -342,6 +359,35 @@ def test_one_that_leaves_and_closes_while_others_are_slow_is_named() -> None:
     results = run_ranks(3, leave_while_others_wait)
     check_same(results[1:], 0, "left the loop")
     assert max(result.seconds for result in results) < 6
+
+
+def leave_others_in_a_collective(rank: int, folder: Path) -> list[str]:
+    """Returns what a rank logs that has left alone, while the other waits for it as in a model's collective."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("odb_ref").addHandler(handler)
+    with ODBDataLoader(Numbers(0, 40), **nested(**SETTINGS | {"window": 64, "timeout_s": 1})) as loader:
+        steps = loader.steps()
+        for _ in range(3 + rank):
+            next(steps)
+        if rank == 0:
+            steps.close()
+            threading.Thread(target=list, args=(loader,), daemon=True).start()
+        deadline = time.monotonic() + 10
+        while not (folder / "logged").exists() and time.monotonic() < deadline:
+            if any("waits for" in line for line in lines):
+                (folder / "logged").touch()
+            time.sleep(0.05)
+    return lines
+
+
+def test_a_rank_that_left_alone_logs_it_while_it_waits_in_the_next_epoch(tmp_path: Path) -> None:
+    """The other can neither learn of it nor be called back. Spec: NP2."""
+    first, _ = get_values(run_ranks(2, leave_others_in_a_collective, tmp_path))
+    assert any(re.match(r"rank 0 waits for rank 1, .*\. rank 0 left the epoch before early", line) for line in first), (
+        first
+    )
 
 
 def leave_when_all_is_agreed_on(rank: int, leaver: int | None) -> int:

@@ -86,6 +86,29 @@ def test_one_order_of_all_ranks_goes_on_with_other_settings(options: dict[str, A
     assert sorted(number for _, numbers, _ in before + after for number in numbers) == list(range(COUNT))
 
 
+@pytest.mark.parametrize(("steps", "options"), [(5, {}), (8, {"token_budget": 50}), (18, {"token_budget": 50})])
+def test_an_update_that_goes_on_or_has_ended_raises_no_warning(steps: int, options: dict[str, Any]) -> None:
+    """The last update of an epoch has fewer steps: 18 are all."""
+    with make_loader(shuffle=True, accumulation_steps=4) as loader:
+        taken = read(loader, steps)
+        assert (sum(len(numbers) for _, numbers, _ in taken) == COUNT) == (steps == 18)
+        state = loader.state_dict()
+    with make_loader(shuffle=True, accumulation_steps=4, **options) as loader:
+        loader.load_state_dict([state])
+        read(loader)
+
+
+def test_an_update_that_does_not_go_on_with_other_settings_is_warned_of() -> None:
+    """Gradients saved with it have weights of another update."""
+    with make_loader(shuffle=True, accumulation_steps=3) as loader:
+        read(loader, 5)
+        state = loader.state_dict()
+    with make_loader(shuffle=True, accumulation_steps=3, token_budget=50) as loader:
+        loader.load_state_dict([state])
+        with pytest.warns(RuntimeWarning, match="after 2 of the 3 steps of an update. .* Do not restore gradients"):
+            assert next(loader.steps())[1].update_samples > 0
+
+
 def test_a_data_set_of_another_size_is_named() -> None:
     state = save(shuffle=True)
     with make_loader(dataset=Numbers(0, COUNT - 1), shuffle=True) as loader:

@@ -245,7 +245,12 @@ class Delivery:
         text = self.describe().text
         if awaited is not None and awaited.rank != roster.index:
             whom, text = roster.name_process(awaited.rank), awaited.text
-        logger.warning("%s waits for %s, which %s (for %.0f s)", who, whom, text, waited_s)
+        note = ""
+        if self.driver.start.follows_break and self.driver.cursor.next_step == 0:
+            note = (
+                f". {who} left the epoch before early: others may wait for it there, in a collective of the model (NP2)"
+            )
+        logger.warning("%s waits for %s, which %s (for %.0f s)%s", who, whom, text, waited_s, note)
 
     def describe(self) -> RankStatus:
         """Returns what this rank is doing, and why it has failed, if so. Does not wait."""
@@ -341,6 +346,8 @@ def make_error(outcome: Outcome | None, roster: Roster) -> Exception:
             if _IN_ROUND.search(outcome.cause):
                 what = "resumes from another step"
                 cause += ": load states that all ranks saved after the same step"
+            if cause.startswith("sampler is "):
+                cause += ": a sampler must list the same order on every rank, so give it a generator with the same seed"
         case _:
             what = "is lost"
     return JobError(f"{who} {what}: {cause}", rank=outcome.rank, cause=outcome.cause)

@@ -26,7 +26,8 @@ class StepInfo:
     loss_scale: float
     """Multiply the loss by this before ``backward``: see `scale`."""
     step: int
-    """Counts the steps of the epoch from 0, identically on all ranks."""
+    """Counts the steps of the epoch from 0, identically on all ranks. In the free mode the count begins again at 0 when other
+    ranks or settings resume an epoch; so does ``update``."""
     round: int
     epoch: int
     is_idle: bool

@@ -98,8 +98,10 @@ class Schedule:
     def _count_samples(self) -> int:
         return self._order.count_samples() if self._order.is_auto else 0
 
-    def begin(self, start: EpochStart) -> None:
-        """Notes that an epoch has begun. Warns if a loaded state belongs to another epoch and is dropped."""
+    def begin(self, start: EpochStart, accumulation_steps: int) -> None:
+        """Notes that an epoch has begun. Warns if a loaded state belongs to another epoch and is dropped, or if it was saved
+        inside an update of ``accumulation_steps`` steps that does not go on.
+        """
         left = next(
             (
                 state
@@ -112,6 +114,16 @@ class Schedule:
             warnings.warn(
                 f"set_epoch has chosen epoch {self.epoch}, so the loaded state is dropped: it was saved in epoch {left.epoch} "
                 f"after {left.progress.steps} steps",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        progress = self._loaded[0].progress if self._loaded else start.progress
+        taken = progress.steps % accumulation_steps
+        if start.progress.base != progress.base and taken and start.keys:  # an epoch's last update may have fewer steps
+            warnings.warn(
+                f"the loaded state was saved after {taken} of the {accumulation_steps} steps of an update. The ranks or settings "
+                "have changed since, so that update does not go on: a new one begins, with other weights. Do not restore "
+                "gradients saved with this state. To lose none, save at the end of an update (info.is_update_end)",
                 RuntimeWarning,
                 stacklevel=4,
             )

@@ -56,6 +56,8 @@ class EpochStart:
     workers: int = 0
     """The number of reading processes, for the trace."""
     epoch: int = 0
+    follows_break: bool | None = None
+    """True if this rank left the epoch before early; None if it has read none."""
     total_samples: int | None = None
     """Samples of the whole epoch on all ranks, including those set aside; None if unknown."""
     started_s: float = field(default_factory=time.monotonic)
