@@ -6,7 +6,6 @@ windows whose first sample fits nothing, and windows whose groups and steps are 
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections import Counter
 from itertools import product
@@ -74,32 +73,54 @@ def align_as_written(groups: list[list[Item]], target: int, layout: Layout, reac
     def cost(group: list[Item]) -> int:
         return count(group) if layout is Layout.PACKED else len(group) * max(length for _, length in group)
 
-    def key(group: list[Item]) -> int:
-        return -cost(group) if len(group) > 1 else 0
+    made = 0
 
-    # "these are put into a binary heap with the least key first [...], as heapify makes it of them in their order."
-    heap = [(key(group), number, group) for number, group in enumerate(groups)]
-    heapq.heapify(heap)
-    made = len(groups)
+    # "The groups are numbered from 0: first those of R2 in their order, then the parts in the order in which they are made."
+    def enter(group: list[Item]) -> tuple[int, int, list[Item]]:
+        nonlocal made
+        made += 1
+        # "A group's *key* is the pair (minus its cost, its number), and of a single sample (0, its number)."
+        return (-cost(group) if len(group) > 1 else 0, made - 1, group)
+
+    # "An item *sinks*: while a child has a lesser key, it changes places with the child that has the least."
+    def sink(place: int) -> None:
+        while children := heap[2 * place + 1 : 2 * place + 3]:
+            child = heap.index(min(children))
+            if heap[child] > heap[place]:
+                break
+            heap[child], heap[place] = heap[place], heap[child]
+            place = child
+
+    # "The n groups are put into the array in their order. The item at each place from floor(n / 2) - 1 down to 0 sinks."
+    heap = [enter(group) for group in groups]
+    for place in range(len(groups) // 2 - 1, -1, -1):
+        sink(place)
     reached["a group for each step"] += len(groups) == target
-    # "While there are fewer than T, and some of two or more samples,
-    while len(heap) < target and any(len(group) > 1 for _, _, group in heap):
-        # the first of the heap is taken out: of those of two or more samples the one with the greatest cost (the first made,
-        # when equal)."
-        largest = min((item for item in heap if len(item[2]) > 1), key=lambda item: (-cost(item[2]), item[1]))
-        assert heap[0] is largest
-        _, _, group = heapq.heappop(heap)
+    # "While there are fewer than T groups and the one at place 0 has two or more samples,
+    while heap and len(heap) < target and len(heap[0][2]) > 1:
+        # (The group is the costliest of two or more samples, of equal ones the one made first.)"
+        assert heap[0] is min((item for item in heap if len(item[2]) > 1), key=lambda item: (-cost(item[2]), item[1]))
+        # that group is taken out: the last item of the array moves to place 0 and sinks."
+        _, _, group = heap[0]
+        heap[0] = heap[-1]
+        heap.pop()
+        sink(0)
         if layout is Layout.PACKED:
             # "as few as hold at least half of its cost, but never all"
             first = next(size for size in range(1, len(group) + 1) if 2 * count(group[:size]) >= count(group))
             first = min(first, len(group) - 1)
         else:
             first = -(-len(group) // 2)
-        # "its first samples, and the rest, both in the order they had, are made and put into the heap in this order."
+        # "It is split into its first samples and the rest, both in the order they had. These two, in this order, are numbered
+        # and put into the heap: each at the end, from where it changes places with its parent while the parent's key is
+        # greater."
         for part in (group[:first], group[first:]):
-            heapq.heappush(heap, (key(part), made, part))
-            made += 1
-    # "The steps are then ordered by falling cost; equal ones keep the order [...] of R4.2"
+            heap.append(enter(part))
+            place = len(heap) - 1
+            while place and heap[(place - 1) // 2] > heap[place]:
+                heap[(place - 1) // 2], heap[place] = heap[place], heap[(place - 1) // 2]
+                place = (place - 1) // 2
+    # "R4.1 orders the groups as they stand in the array": "by falling cost"
     steps = sorted((group for _, _, group in heap), key=lambda group: -cost(group))
     return steps + [[]] * (target - len(steps))
 
