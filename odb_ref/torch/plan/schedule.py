@@ -121,9 +121,9 @@ class Schedule:
         taken = progress.steps % accumulation_steps
         if start.progress.base != progress.base and taken and start.keys:  # an epoch's last update may have fewer steps
             warnings.warn(
-                f"the loaded state was saved after {taken} of the {accumulation_steps} steps of an update. The ranks or settings "
-                "have changed since, so that update does not go on: a new one begins, with other weights. Do not restore "
-                "gradients saved with this state. To lose none, save at the end of an update (info.is_update_end)",
+                f"the loaded state was saved after {taken} of the {accumulation_steps} steps of an update, and ranks or "
+                "settings have changed since, so a new update begins, with other weights. Do not restore gradients saved "
+                "with this state. To lose none, save at the end of an update (info.is_update_end)",
                 RuntimeWarning,
                 stacklevel=4,
             )
