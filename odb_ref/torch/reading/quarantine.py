@@ -248,11 +248,10 @@ class Quarantine:
 
         Spec: R11.1, R11.2. Preserves: REPLAY.
         """
-        key = self._get_key(place)
         self._bad.append(place)
         read_samples = self.places.get_position(place) + len(self._bad)
         self.places.skip(place)
-        self._last = Quarantined(key, cause)
+        self._last = Quarantined(self._get_key(place), cause)
         if len(self._records) < KEPT_RECORDS:
             self._records.append(self._last)
         limit = self._compute_limit(read_samples)
@@ -260,7 +259,7 @@ class Quarantine:
             return ""
         return (
             f"{len(self._bad)} bad samples, but max_bad_samples={self._max_bad} allows only {limit} on this rank. The last is "
-            f"{key!r}: {cause}"
+            f"{self.describe_last()}"
         )
 
     def _compute_limit(self, read_samples: int) -> int:
@@ -275,11 +274,9 @@ class Quarantine:
 
     def find_emptiness(self) -> str:
         """Returns an error message if the data end without one good sample, or an empty string. Spec: R11.2."""
-        if self._last is None or len(self._bad) < 2:
+        if len(self._bad) < 2:
             return ""
-        return (
-            f"all {len(self._bad)} samples of this rank are bad. The last is {self._last.index!r}: {self._last.cause}"
-        )
+        return f"all {len(self._bad)} samples of this rank are bad. The last is {self.describe_last()}"
 
     def get_known(self, good_samples: int, is_all: bool) -> int:
         """Returns how many places hold the first ``good_samples`` good samples. If these are all (``is_all``), bad samples
