@@ -18,6 +18,7 @@ from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.config import Config, choose_ramp
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.offer import NONE
+from odb_ref.core.resume import RoundStart
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.epoch.delivery import Delivery
 from odb_ref.torch.epoch.driver import EpochDriver
@@ -248,7 +249,8 @@ class Epochs(Generic[Batch]):
         )
         if start.checkpoint is None:
             acceptance = start.make_acceptance(self.token_budget, self._budget_schedule)
-            start = replace(start, first_tokens=acceptance.compute_first())
+            agreed_tokens, accepted_tokens = acceptance.compute_first()
+            start = replace(start, first=RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens))
         return start
 
     def _make_tag(self, start: EpochStart, identity: LoaderIdentity) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from odb_ref.core.config import Config
-from odb_ref.core.resume import Checkpoint, Ledger, RoundStart
+from odb_ref.core.resume import Checkpoint, Ledger, RoundStart, compute_round_start, resume
 from odb_ref.core.types import ZERO_COUNTS, Step, StepCounts
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.plan.state import EpochProgress
@@ -44,8 +44,8 @@ class Cursor:
     """Follows the steps of one rank. The caller holds a lock around each call."""
 
     def __init__(self, config: Config, start: EpochStart, accumulation_steps: int) -> None:
-        saved = None if start.checkpoint is None else start.checkpoint.start
-        self.next_start = start.get_round_start(config)
+        begun = start.checkpoint.start if start.checkpoint else compute_round_start(resume(config, start.first, ())[0])
+        self.next_start = begun
         """The start of the round to plan next."""
         self._start = start.progress
         self._accumulation_steps = accumulation_steps
@@ -64,9 +64,9 @@ class Cursor:
         """The planned rounds, from the one with the last taken step, or with the start of its update."""
         self.first_step = start.progress.steps
         """The first step the consumer is given. Earlier steps were trained on before the state was saved."""
-        self.next_step = saved.planned_steps if saved else 0
+        self.next_step = begun.planned_steps
         """The number of the next step to take or, after a restart, to skip."""
-        self.emitted_samples = saved.global_samples if saved else 0
+        self.emitted_samples = begun.global_samples
         """Samples of all steps before the next one, on all ranks."""
         self.budget_tokens = config.budget_tokens
         """The budget in force in the step taken last."""
