@@ -344,7 +344,7 @@ class EpochDriver:
                         self.service.collate(tuple(map(self._make_request, steps)))
                     self._tell_collated()
                 case PostOffer() | PostCounts() | PostReport():
-                    self.exchange.post(effect)
+                    self.exchange.post(effect, self.state.failure)
                 case Deliver():
                     pass
                 case Finish():
