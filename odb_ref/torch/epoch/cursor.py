@@ -151,7 +151,7 @@ class Cursor:
 
     def _sum_update(self, steps: tuple[Step, ...]) -> StepCounts:
         """Returns the counts of an update's steps, plus what other ranks had trained on of it. Spec: R16.6, R16.8."""
-        is_resumed = bool(steps) and self.compute_update(steps[0]) == self._resumed_update
+        is_resumed = self.compute_update(steps[0]) == self._resumed_update
         return sum((step.global_counts for step in steps), self._start.gone_counts if is_resumed else ZERO_COUNTS)
 
     def compute_progress(self, quarantine: Quarantine) -> EpochProgress:
@@ -197,7 +197,6 @@ class Cursor:
     def _compute_taken(self, checkpoint: Checkpoint) -> StepCounts:
         """Returns the counts of the steps already taken of the current update."""
         if self._has_updates:
-            taken_steps = checkpoint.taken_steps
-            return self._sum_update(self._find_round(self.next_step - 1).steps[:taken_steps] if taken_steps else ())
+            return self._sum_update(self._find_round(self.next_step - 1).steps[: checkpoint.taken_steps])
         taken = range(self.list_update(self.next_step).start, self.next_step)
         return self.sum_counts(taken) if taken else ZERO_COUNTS
