@@ -344,7 +344,7 @@ class Epochs(Generic[Batch]):
             is_common=self._order.is_auto,
             is_alone=len(roster.processes) == 1,
         )
-        transport = make_transport(roster, identity, self._transport, self._timeout_s, self._timeout_s / 2)
+        transport = make_transport(roster, identity, self._transport, self._timeout_s)
         return Exchange(transport, identity, self._timeout_s)
 
     def gather(self, own: Value) -> list[Value]:

@@ -389,7 +389,6 @@ def meet(store: HashStore, rank: int, world_size: int, timeout_s: float, wait_s:
             make_roster(rank, world_size),
             IDENTITY,
             timeout_s=timeout_s,
-            log_wait_s=30.0,
         )
     ) as meeting:
         return meeting.connect()
