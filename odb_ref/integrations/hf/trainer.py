@@ -202,18 +202,9 @@ class ODBTrainer(SteppingTrainer):
 
         Raises: UsageError when the updates of an epoch are neither given nor can be estimated.
         """
-        if isinstance(dataloader, TrainerUpdates):
-            self.progress = Progress(max(1, args.max_steps))
-            if self._saved:
-                self.progress.load_state_dict(self._saved[0]["progress"])
-        if not isinstance(dataloader, TrainerSteps):
-            values: tuple[int, int, int, int, float, int, int] = super().set_initial_training_values(
-                args, dataloader, *batch
-            )
-            return values
         k = args.gradient_accumulation_steps
-        updates = self.odb.updates_per_epoch
-        if updates is None and args.max_steps <= 0:
+        updates = self.odb.updates_per_epoch if isinstance(dataloader, TrainerSteps) else None
+        if isinstance(dataloader, TrainerSteps) and updates is None and args.max_steps <= 0:
             try:
                 updates = -(-dataloader.loader.estimate_steps() // k)
             except UsageError as error:
@@ -221,11 +212,14 @@ class ODBTrainer(SteppingTrainer):
                     f"the number of updates in an epoch cannot be determined ({error}): set max_steps, or "
                     "ODBOptions(updates_per_epoch=...), an estimate for the learning-rate schedule and the progress bar"
                 ) from error
-        self.progress = Progress(updates or args.max_steps)
-        if self._saved:
-            self.progress.load_state_dict(self._saved[0]["progress"])
-        if updates is None or args.max_steps > 0:
-            values = super().set_initial_training_values(args, dataloader, *batch)
+        if isinstance(dataloader, TrainerSteps | TrainerUpdates):
+            self.progress = Progress(updates or max(1, args.max_steps))
+            if self._saved:
+                self.progress.load_state_dict(self._saved[0]["progress"])
+        if not isinstance(dataloader, TrainerSteps) or updates is None or args.max_steps > 0:
+            values: tuple[int, int, int, int, float, int, int] = super().set_initial_training_values(
+                args, dataloader, *batch
+            )
             return values
         dataloader.batches = _UNBOUNDED * k if batch else None
         epochs = math.ceil(args.num_train_epochs)
