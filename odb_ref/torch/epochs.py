@@ -202,10 +202,9 @@ class Epochs(Generic[Batch]):
         exchange, delivery = self._session.exchange, self._delivery
         if exchange is None:
             self._origin.check()
-        # Ask the exchange for the ranks: the loader may outlive the process group.
-        rank, world_size = (
-            self._ranks.find_rank_and_size() if exchange is None else (exchange.rank, exchange.world_size)
-        )
+            rank, world_size = self._ranks.find_rank_and_size()
+        else:  # the loader may outlive the process group
+            rank, world_size = exchange.rank, exchange.world_size
         progress = None
         if delivery is not None and not delivery.is_exhausted:
             delivery.check_whole()

@@ -234,9 +234,7 @@ class Exchange:
 
     def _count(self, transport: Transport, counts: tuple[StepCounts, ...], wanted: int | None) -> Counted:
         """Returns the sums of all ranks' counts. What they want travels along, one slot per rank."""
-        own = [] if wanted is None else [0] * self.world_size
-        if wanted is not None:
-            own[self.rank] = wanted
+        own = [] if wanted is None else [wanted * (rank == self.rank) for rank in range(self.world_size)]
         values = [*chain.from_iterable(item.to_row() for item in counts), *own]
         # A rank's steps count once. Its other peers have formed the same steps, or the next agreement reports it (R17.3).
         sums = transport.reduce_sum([0] * len(values) if self.roster.peer else values)
