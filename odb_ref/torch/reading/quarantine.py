@@ -62,27 +62,22 @@ MeasureFn = Callable[[Sequence[object]], Sequence[object]]
 """Maps samples to `Measured` ones, or to `BadSample` if a guard caught an error."""
 
 
-@dataclass(frozen=True, slots=True)
-class GuardedMeasure:
-    """Measures samples, and returns a `BadSample` for one that cannot be measured."""
+def measure_guarded(measure: MeasureFn, samples: Sequence[object]) -> Sequence[object]:
+    """Returns one item for each of ``samples``: a `BadSample` for one that cannot be measured."""
+    if not any(isinstance(sample, BadSample) for sample in samples):
+        with contextlib.suppress(Exception):  # measuring one by one finds the bad sample
+            return measure(samples)
+    return [_measure_one(measure, sample) for sample in samples]
 
-    measure: MeasureFn
 
-    def __call__(self, samples: Sequence[object]) -> Sequence[object]:
-        """Returns one item for each of ``samples``."""
-        if not any(isinstance(sample, BadSample) for sample in samples):
-            with contextlib.suppress(Exception):  # measuring one by one finds the bad sample
-                return self.measure(samples)
-        return [self._measure(sample) for sample in samples]
-
-    def _measure(self, sample: object) -> object:
-        if isinstance(sample, BadSample):
-            return sample
-        try:
-            (item,) = self.measure([sample])
-        except Exception as error:  # whatever length_fn raises
-            return BadSample(describe(error))
-        return item
+def _measure_one(measure: MeasureFn, sample: object) -> object:
+    if isinstance(sample, BadSample):
+        return sample
+    try:
+        (item,) = measure([sample])
+    except Exception as error:  # whatever length_fn raises
+        return BadSample(describe(error))
+    return item
 
 
 def find_good(dataset: Dataset[object], measure: MeasureFn, tries: int) -> object:
