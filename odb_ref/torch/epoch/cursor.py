@@ -13,7 +13,6 @@ from odb_ref.core.resume import Checkpoint, Ledger, RoundStart, compute_round_st
 from odb_ref.core.types import ZERO_COUNTS, Step, StepCounts
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.plan.state import EpochProgress
-from odb_ref.torch.plan.updates import begin_update
 from odb_ref.torch.reading.quarantine import Quarantine
 
 
@@ -167,12 +166,12 @@ class Cursor:
             )
         update = planned.steps[0].round // self._config.update_rounds
         if self._has_updates and self.next_step > planned.steps[-1].number:
-            start = begin_update(
-                update + 1,
-                self.next_step,
-                self.emitted_samples,
-                rounds=self._config.update_rounds,
-                budgets=planned.next_start,
+            start = RoundStart(
+                round=(update + 1) * self._config.update_rounds,
+                planned_steps=self.next_step,
+                global_samples=self.emitted_samples,
+                agreed_tokens=planned.next_start.agreed_tokens,
+                accepted_tokens=planned.next_start.accepted_tokens,
             )
             return EpochProgress(checkpoint=Checkpoint(start=start))
         is_resumed = update == self._resumed_update
