@@ -17,6 +17,7 @@ from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.config import Config, choose_ramp
 from odb_ref.core.errors import UsageError, check_integer
+from odb_ref.core.events import BudgetAccepted
 from odb_ref.core.offer import NONE
 from odb_ref.core.resume import RoundStart
 from odb_ref.torch.batches import Batch
@@ -318,7 +319,7 @@ class Epochs(Generic[Batch]):
         """
         self._accepted_tokens = check_integer(tokens, "tokens", 1)
         if self._delivery is not None:
-            self._delivery.accept_budget(self._accepted_tokens)
+            self._delivery.driver.submit(BudgetAccepted(self._accepted_tokens))
 
     @property
     def accepted_budget(self) -> int:

@@ -12,7 +12,7 @@ from typing import Final
 from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import JobError, OdbError, UsageError
-from odb_ref.core.events import BudgetAccepted, ConsumerStopped, Event, Urged
+from odb_ref.core.events import ConsumerStopped, Event, Urged
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import compute_counts
 from odb_ref.torch.epoch.driver import CHANGED, EpochDriver
@@ -83,10 +83,6 @@ class Delivery:
         if isinstance(event, Urged) and self.driver.service.is_inline and self._substitute is None:
             self._substitute = threading.Thread(target=self._work_unasked, name="odb-substitute", daemon=True)
             self._substitute.start()
-
-    def accept_budget(self, tokens: int) -> None:
-        """Changes the token budget that this rank accepts from now on. Spec: R15.2."""
-        self.driver.submit(BudgetAccepted(tokens))
 
     # Taking ----------------------------------------------------------------------------------------------------------
 
