@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.torch.reading.measure import Measured, check_measure
@@ -66,10 +65,6 @@ class Resources:
     cost_fn: CostFn | None = None
     limits: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
-
-    def make_measure(self, measure: MeasureFn) -> MeasureFn:
-        """Returns the measure, which also computes costs if there are limits."""
-        return measure if self.cost_fn is None else partial(measure_costs, measure, self.cost_fn, len(self.limits))
 
 
 def make_resources(max_patches: int | None, cost_fn: CostFn | None, limits: Sequence[int]) -> Resources:
