@@ -162,8 +162,8 @@ class Exchange:
         self._crossed_s = self._crossed_s or now_s
         # If threads begin loaders in no fixed order, the other rank may still arrive, so this waits a while.
         if now_s - self._crossed_s > self._timeout_s / 2:
-            names = map(self.roster.name_process, (self.roster.index, activity.rank))
-            cause = describe_crossed(next(names), self.identity, next(names), activity.loader)
+            ours, theirs = map(self.roster.name_process, (self.roster.index, activity.rank))
+            cause = describe_crossed(ours, self.identity, theirs, activity.loader)
             end_all(self.roster.processes[activity.rank], cause, activity.loader)
 
     def _end_crossed(self, rank: int, cause: str) -> None:
