@@ -163,6 +163,7 @@ class _Meeting:
         tree = compute_tree(roster)
         self._parent = tree.parent
         me = read_status(os.getpid())
+        started = 0 if me is None else me.started
         secret = secrets.token_bytes(SECRET_BYTES)
         address = choose_address(store)
         self._listener = Listener(address, list_ports(), secret, tree.children)
@@ -170,9 +171,9 @@ class _Meeting:
             address=address,
             port=self._listener.port,
             secret=secret.hex(),
-            host="" if me is None else compute_host(),
+            host=compute_host() if started else "",
             pid=os.getpid(),
-            started=0 if me is None else me.started,
+            started=started,
         )
         self._own = _Arrival(endpoint=endpoint, loader=identity)
         self._links: dict[int, Link] = {}
