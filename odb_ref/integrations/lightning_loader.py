@@ -8,14 +8,12 @@ require(__name__, "lightning", extra="lightning")
 
 import math
 import warnings
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Self, Unpack
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -29,7 +27,7 @@ _RANKS: Final = "ranks"
 _PROGRESS: Final = "progress"
 
 
-class FollowedLoader(ABC):
+class FollowedLoader:
     """A `LightningLoader` without its callback: an `ODBDataLoader` that tracks the batches that Lightning has trained on."""
 
     def __init__(
@@ -69,23 +67,19 @@ class FollowedLoader(ABC):
         """The epoch that has begun, until one of its batches is trained on."""
         self._loaded: list[Mapping[str, object]] = []
 
-    @property
-    @abstractmethod
-    def callback(self) -> Callback:
-        """Follows training, and keeps the loader's position in checkpoints."""
-
     def __iter__(self) -> Iterator[object]:
         """Begins an epoch.
 
         Raises: UsageError when no Trainer with this loader's callback is training, because losses would not be weighted.
         """
-        if self.trainer is None or self.callback not in self.trainer.callbacks:
+        trainer = self.trainer
+        if trainer is None or not any(getattr(item, "loader", None) is self for item in trainer.callbacks):
             raise UsageError(
                 "a LightningLoader can be read only by Trainer(callbacks=[loader.callback]): use EvaluationLoader for anything "
                 "but training. Tuner and LearningRateFinder remove callbacks: find the rate with a plain DataLoader that makes "
                 "the same updates as update_samples="
             )
-        if not self.trainer.training:
+        if not trainer.training:
             raise UsageError("the train loader is read to evaluate: use EvaluationLoader for anything but training")
         if self._begun is not None and self._read_ahead:
             # Lightning has read ahead in an epoch and now begins it again.
@@ -217,12 +211,12 @@ class FollowedLoader(ABC):
     def compute_batches(self) -> int | None:
         """Returns about how many batches the present epoch has, exactly at its end. None while it is unknown."""
         info, updates = self._info, self.progress.updates_per_epoch
-        if self.loader.update_samples is not None:
-            return None if info is None or not info.is_last else info.step + 1
-        if info is None or math.isinf(updates):
-            return None if math.isinf(updates) else round(updates * self.accumulation_steps)
-        is_over = info.is_last and info.is_update_end
-        return info.step + 1 if is_over else max(round(updates * self.accumulation_steps), info.step + 2)
+        if info is not None and info.is_last and info.is_update_end:
+            return info.step + 1
+        if self.loader.update_samples is not None or math.isinf(updates):
+            return None
+        batches = round(updates * self.accumulation_steps)
+        return batches if info is None else max(batches, info.step + 2)
 
     def gather_state(self) -> dict[str, object]:
         """Returns the positions of all ranks after the batches trained on. Every rank must call it. Spec: R10."""

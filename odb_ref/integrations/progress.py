@@ -96,37 +96,23 @@ class Progress:
 
     def state_dict(self) -> dict[str, float]:
         """Returns plain numbers for `load_state_dict`, the same on every rank."""
-        return {name: getattr(self, name) for name in _SAVED}
+        return {name: value for name, value in vars(self).items() if name not in _OF_UPDATE}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Resumes from a saved state, on the present ranks.
 
         Raises: UsageError when it is not such a state.
         """
-        if set(state) != set(_SAVED):
+        if state.keys() != self.state_dict().keys():
             raise UsageError(f"not a state of Progress: {sorted(state)}")
-        for name, value in state.items():
-            setattr(self, name, value)
+        vars(self).update(state)
 
 
 _KNOWN: Final = 0.1
 """From this share of an epoch on, its own pace is better than the estimate. Before, its first windows are still smaller."""
 
-_SAVED: Final = (
-    "updates_per_epoch",
-    "epochs",
-    "coverage",
-    "is_exact",
-    "samples",
-    "tokens",
-    "_samples_before",
-    "_tokens_before",
-    "_world_size",
-    "_epoch",
-    "_updates",
-    "_begun_at",
-    "_emitted",
-)
+_OF_UPDATE: Final = ("_update_tokens", "_has_updated")
+"""Attributes that are not saved, because they count only inside an update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -270,17 +270,13 @@ def check_len_bound(bound: int | str | None, order: Order) -> int | str | None:
 
     Raises: UsageError when it is not a valid bound.
     """
-    match bound:
-        case None:
-            return None
-        case str() if bound == SAMPLES:
-            if not order.is_auto:
-                raise UsageError(
-                    "len_bound='samples' needs shard='auto': otherwise no rank knows how many samples the others hold"
-                )
-            order.count_samples()  # raises if the number is unknown
-            return bound
-        case bool() | str():
-            raise UsageError(f"len_bound must be a number of steps or 'samples', got {bound!r}")
-        case _:
-            return check_integer(bound, "len_bound", 1)
+    if isinstance(bound, str) and bound == SAMPLES:
+        if not order.is_auto:
+            raise UsageError(
+                "len_bound='samples' needs shard='auto': otherwise no rank knows how many samples the others hold"
+            )
+        order.count_samples()  # raises if the number is unknown
+        return bound
+    if isinstance(bound, bool | str):
+        raise UsageError(f"len_bound must be a number of steps or 'samples', got {bound!r}")
+    return check_optional(bound, "len_bound", 1)

@@ -17,7 +17,9 @@ from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.config import Config, choose_ramp
 from odb_ref.core.errors import UsageError, check_integer
+from odb_ref.core.events import BudgetAccepted
 from odb_ref.core.offer import NONE
+from odb_ref.core.resume import RoundStart
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.epoch.delivery import Delivery
 from odb_ref.torch.epoch.driver import EpochDriver
@@ -201,10 +203,9 @@ class Epochs(Generic[Batch]):
         exchange, delivery = self._session.exchange, self._delivery
         if exchange is None:
             self._origin.check()
-        # Ask the exchange for the ranks: the loader may outlive the process group.
-        rank, world_size = (
-            self._ranks.find_rank_and_size() if exchange is None else (exchange.rank, exchange.world_size)
-        )
+            rank, world_size = self._ranks.find_rank_and_size()
+        else:  # the loader may outlive the process group
+            rank, world_size = exchange.rank, exchange.world_size
         progress = None
         if delivery is not None and not delivery.is_exhausted:
             delivery.check_whole()
@@ -249,7 +250,8 @@ class Epochs(Generic[Batch]):
         )
         if start.checkpoint is None:
             acceptance = start.make_acceptance(self.token_budget, self._budget_schedule)
-            start = replace(start, first_tokens=acceptance.compute_first())
+            agreed_tokens, accepted_tokens = acceptance.compute_first()
+            start = replace(start, first=RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens))
         return start
 
     def _make_tag(self, start: EpochStart, identity: LoaderIdentity) -> str:
@@ -318,7 +320,7 @@ class Epochs(Generic[Batch]):
         """
         self._accepted_tokens = check_integer(tokens, "tokens", 1)
         if self._delivery is not None:
-            self._delivery.accept_budget(self._accepted_tokens)
+            self._delivery.driver.submit(BudgetAccepted(self._accepted_tokens))
 
     @property
     def accepted_budget(self) -> int:
@@ -343,7 +345,7 @@ class Epochs(Generic[Batch]):
             is_common=self._order.is_auto,
             is_alone=len(roster.processes) == 1,
         )
-        transport = make_transport(roster, identity, self._transport, self._timeout_s, self._timeout_s / 2)
+        transport = make_transport(roster, identity, self._transport, self._timeout_s)
         return Exchange(transport, identity, self._timeout_s)
 
     def gather(self, own: Value) -> list[Value]:

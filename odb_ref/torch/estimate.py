@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from odb_ref.core.config import Config
@@ -46,17 +46,8 @@ def measure_some(order: Order, measure: MeasureFn, rank: int, world_size: int, c
             except Exception:
                 continue
             if isinstance(found, Measured):
-                sizes.append((found.length, tuple(getattr(found, "costs", ()))))
+                sizes.append((found.length, found.costs))
     return Reading(sizes=tuple(sizes), samples=total / world_size if order.is_auto else total)
-
-
-def compute_steps(readings: Sequence[Reading], config: Config, *, is_shared: bool) -> float | None:
-    """Returns about how many steps the longest rank's samples make, grouped in windows, or None if nothing was measured."""
-    if is_shared:
-        sizes = tuple(size for reading in readings for size in reading.sizes)
-        readings = [Reading(sizes=sizes, samples=readings[0].samples)]
-    steps = [_compute_groups_of(reading, config) for reading in readings if reading.sizes and reading.samples]
-    return max(steps, default=None)
 
 
 def _compute_groups_of(reading: Reading, config: Config) -> float:
@@ -79,9 +70,11 @@ def estimate_steps(
     Raises: UsageError like `measure_some`, when ``count`` is not a positive integer, and when no sample could be measured.
     """
     count = check_integer(count, "samples", 1)
-    own = measure_some(order, measure, config.rank, config.world_size, count)
-    readings = gather(own)
-    steps = compute_steps(readings, config, is_shared=order.is_auto)
-    if steps is None:
+    readings = gather(measure_some(order, measure, config.rank, config.world_size, count))
+    if order.is_auto:  # each rank has read a part
+        sizes = tuple(size for reading in readings for size in reading.sizes)
+        readings = [Reading(sizes=sizes, samples=readings[0].samples)]
+    steps = [_compute_groups_of(reading, config) for reading in readings if reading.sizes and reading.samples]
+    if not steps:
         raise UsageError("the steps of an epoch cannot be estimated: none of the samples tried could be measured")
-    return max(1, round(steps))
+    return max(1, round(max(steps)))

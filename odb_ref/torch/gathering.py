@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import struct
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,6 @@ from odb_ref.torch.exchange.roster import Roster, get_rank_and_size
 Output = TypeVar("Output")
 Value = TypeVar("Value")
 
-_SIZE: Final = struct.Struct("!Q")
 _RELEASE_S: Final = 1.0
 
 
@@ -44,9 +42,12 @@ def gather_objects(own: Value, group: dist.ProcessGroup | None = None) -> list[V
         dist.all_gather_object(objects, own, group=group)
         return objects
     payload = pickle.dumps(own)
-    sizes = [_SIZE.unpack(part)[0] for part in _gather_bytes(_SIZE.pack(len(payload)), group)]
-    parts = _gather_bytes(payload.ljust(max(sizes), b"\0"), group)
-    return [pickle.loads(part[:size]) for part, size in zip(parts, sizes, strict=True)]
+    longest = max(size for (size,) in gather_integers([len(payload)], group))
+    sent = torch.frombuffer(bytearray(payload.ljust(longest, b"\0")), dtype=torch.uint8)
+    received = [torch.empty_like(sent) for _ in range(size)]
+    dist.all_gather(received, sent, group=group)
+    _wait_for_release([sent, *received])
+    return [pickle.loads(tensor.numpy().tobytes()) for tensor in received]  # a pickle says where it ends
 
 
 def gather_integers(own: Sequence[int], group: dist.ProcessGroup | None = None) -> list[list[int]]:
@@ -74,15 +75,6 @@ def choose_device(config: str) -> tuple[str, str]:
     backends = dict(item.split(":") for item in config.split(","))
     device = "cpu" if "cpu" in backends else next(iter(backends))
     return device, backends[device]
-
-
-def _gather_bytes(own: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
-    """Returns each rank's bytes, in rank order. A collective over gloo, with the same size from each rank."""
-    sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-    received = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(received, sent, group=group)
-    _wait_for_release([sent, *received])
-    return [tensor.numpy().tobytes() for tensor in received]
 
 
 def all_reduce(

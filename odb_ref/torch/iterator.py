@@ -47,8 +47,6 @@ class EpochIterator(_Unique, Generic[Batch]):
         self._is_over = False
         self._put_off: Warning | None = None
         """A warning that the user has turned into an error. Raised after its batch, which would be lost otherwise."""
-        self._first = 0
-        """The number of the next step to hand out."""
         self._delivery = delivery
         self._on_idle = on_idle
         self._len_bound = len_bound
@@ -73,43 +71,41 @@ class EpochIterator(_Unique, Generic[Batch]):
         """
         delivery = self._delivery
         delivery.check_whole()
-        self._first = delivery.next_step
+        first = delivery.next_step
         try:
-            return self._read()
+            while True:
+                batch, info = self._take()
+                if not (info.is_idle and self._on_idle is OnIdle.SKIP):
+                    # Made by collate_fn. It is None only with on_idle="none", and then the caller's type must allow that.
+                    return cast(Batch, batch), info
+                first = delivery.next_step
         except BaseException as error:
-            if delivery.next_step != self._first:
-                delivery.lost = f"step {self._first} was lost when {type(error).__name__} came while it was handed out"
+            if delivery.next_step != first:
+                delivery.lost = f"step {first} was lost when {type(error).__name__} came while it was handed out"
                 self.close()
             raise
 
-    def _read(self) -> tuple[Batch, StepInfo]:
-        while not self._is_over:
-            if self._put_off is not None:
-                warning, self._put_off = self._put_off, None
-                raise warning
-            try:
-                taken = self._delivery.take()
-            except Exception:
-                CLEANUP.submit(self._delivery.close)
-                raise
-            if taken is None:
-                self._is_over = True
-                CLEANUP.submit(self._delivery.close)
-            try:
-                self._warn(None if taken is None else taken[1].step)
-            except Warning as warning:
-                if taken is None:
-                    raise
-                self._put_off = warning
-            if taken is None:
-                break
-            batch, info = taken
-            if info.is_idle and self._on_idle is OnIdle.SKIP:
-                self._first = self._delivery.next_step
-                continue
-            # Made by collate_fn. It is None only with on_idle="none", and then the caller's type must allow that.
-            return cast(Batch, batch), info
-        raise StopIteration
+    def _take(self) -> tuple[object, StepInfo]:
+        if self._put_off is not None:
+            warning, self._put_off = self._put_off, None
+            raise warning
+        if self._is_over:
+            raise StopIteration
+        try:
+            taken = self._delivery.take()
+        except Exception:
+            CLEANUP.submit(self._delivery.close)
+            raise
+        if taken is None:
+            self._is_over = True
+            CLEANUP.submit(self._delivery.close)
+            self._warn(None)
+            raise StopIteration
+        try:
+            self._warn(taken[1].step)
+        except Warning as warning:
+            self._put_off = warning
+        return taken
 
     def _warn(self, step: int | None) -> None:
         """Issues warnings on the training thread, each at most once per epoch or loader."""

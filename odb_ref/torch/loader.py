@@ -28,7 +28,6 @@ from odb_ref.torch.arguments import (
     check_max_bad,
     check_name,
     check_optional,
-    check_seconds,
     check_skipping,
     check_transport,
     check_updates,
@@ -238,7 +237,7 @@ class ODBDataLoader(Epochs[Batch]):
         )
         self.process_group = self._ranks.groups[-1]
         self._transport = check_transport(protocol.transport)
-        self._timeout_s = check_seconds(faults.timeout_s, "timeout_s", is_zero_allowed=False)
+        self._timeout_s = options.silence_s
         self._trace = trace
         self._name = None if protocol.name is None else check_name(protocol.name)
         measure, label_check, settings = make_counting(

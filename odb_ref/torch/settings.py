@@ -272,9 +272,9 @@ def spread(options: Mapping[str, object]) -> dict[str, object]:
     found = {name: value for name, value in options.items() if name not in GROUPS}
     for name, kind in GROUPS.items():
         group = options.get(name, kind())
-        if not isinstance(group, kind):
-            check_groups(**{name: group})
-            continue
-        values = {field.name: (getattr(group, field.name), field.default) for field in fields(group)}
-        found |= {key: value for key, (value, default) in values.items() if value is not default and value != default}
+        check_groups(**{name: group})
+        for field in fields(kind):
+            value: object = getattr(group, field.name)
+            if value is not field.default and value != field.default:
+                found[field.name] = value
     return found

@@ -281,7 +281,7 @@ class Wire(Exchange):
     def open(self, submit: Any, describe: Any) -> PeerLost | None:
         return None
 
-    def post(self, post: Any) -> None:
+    def post(self, post: Any, failure: str = "") -> None:
         self.posts.append(post)
 
 
@@ -361,7 +361,7 @@ def test_half_an_event_ends_the_exchange(monkeypatch: pytest.MonkeyPatch) -> Non
     causes: list[str] = []
     monkeypatch.setattr(wire, "abort", causes.append)
 
-    def interrupt(post: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(wire, "post", interrupt)

@@ -92,12 +92,12 @@ class SteppingTrainer(EvaluatingTrainer):
             return self._run_update(model, inputs, *args, **kwargs)
         info = inputs.get(STEP_INFO)
         if not isinstance(info, StepInfo):
-            return self._run_whole(model, inputs, *args, **kwargs)
+            return cast(Tensor, super().training_step(model, inputs, *args, **kwargs))
         if self.odb.survives_out_of_memory and self._guard is None:
             self._guard = self._make_guard(model)
         # A guarded pass does not get the Trainer's token count, which `compute_loss` does not need.
         loss = (
-            self._run_whole(model, inputs, *args, **kwargs)
+            self._run_whole(info, model, inputs, *args, **kwargs)
             if self._guard is None
             else self._guard.backward(inputs, info)
         )
@@ -128,10 +128,7 @@ class SteppingTrainer(EvaluatingTrainer):
             # All ranks must take part; an idle one adds nothing.
             super()._track_num_input_tokens(cut_rows(part) if is_idle(part) else part)
 
-    def _run_whole(self, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
-        info = inputs.get(STEP_INFO)
-        if not isinstance(info, StepInfo):
-            return cast(Tensor, super().training_step(model, inputs, *args, **kwargs))
+    def _run_whole(self, info: StepInfo, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
         own = self.__dict__.get(_LOSS)
         compute = partial(self._compute_weighed, info) if self.takes_step_info else self._compute_as_given
         # An instance attribute hides the methods of all classes, so whatever a subclass adds to a loss is weighted too.
@@ -196,7 +193,7 @@ class SteppingTrainer(EvaluatingTrainer):
         part = copy.copy(inputs)  # compute_loss may remove items, which must be there if the pass is repeated
         part[STEP_INFO] = info
         with gathering(self.accelerator, None):
-            return self._run_whole(model, part)
+            return self._run_whole(info, model, part)
 
     def _make_guard(self, model: nn.Module) -> UpdateGuard[Inputs]:
         return UpdateGuard(

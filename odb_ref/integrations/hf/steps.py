@@ -231,15 +231,13 @@ class TrainerSteps:
 
     def __iter__(self) -> Iterator[MutableMapping[str, object]]:
         k = self._accumulation_steps
-        is_first = True
-        for batch, info in read_updates(self.loader, k):
+        for number, (batch, info) in enumerate(read_updates(self.loader, k)):
             if not isinstance(batch, MutableMapping):
                 raise UsageError(f"the Trainer needs batches that are mappings, not {type(batch).__name__}")
-            if is_first and info.step % k:
+            if number == 0 and info.step % k:
                 raise UsageError(
                     f"the checkpoint was saved {info.step} steps into its epoch, which is not a multiple of "
                     f"gradient_accumulation_steps={k}: resume with the value that it was saved with"
                 )
-            is_first = False
             batch[STEP_INFO] = self.newest = info
             yield batch

@@ -40,7 +40,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Final, cast
 
@@ -60,7 +60,7 @@ from odb_ref.integrations.hf.data import choose_layout, take_share, warn_of_shar
 from odb_ref.integrations.hf.gathering import gathering
 from odb_ref.integrations.hf.guard import LossAndOutputs, SteppingTrainer
 from odb_ref.integrations.hf.losses import check_pair_loss, warn_of_other_losses
-from odb_ref.integrations.hf.saving import read_plain_updates, read_states
+from odb_ref.integrations.hf.saving import SavedLoader, read_plain_updates, read_states
 from odb_ref.integrations.hf.steps import STEP_INFO, ODBOptions, TrainerSteps, check_arguments, check_engine
 from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch
 from odb_ref.integrations.hf.versions import compute_split, counts_first_labels, get_sampling
@@ -104,8 +104,7 @@ class ODBTrainer(SteppingTrainer):
         self.odb = odb
         self._info = self.progress = self._steps = self._guard = self._before = None
         self._accepted = {}
-        self._states: list[Mapping[str, object]] = []
-        self._saved_progress: Mapping[str, float] | None = None
+        self._saved: list[SavedLoader] = []
         self._made = 0
         self.counts_first = False
         self.remove_callback(TrainerHooks)
@@ -166,8 +165,8 @@ class ODBTrainer(SteppingTrainer):
             update_samples=update_samples,
             **arrange(options),  # type: ignore[arg-type]
         )
-        if self._states:
-            loader.load_state_dict(self._states)
+        if self._saved:
+            loader.load_state_dict([state["loader"] for state in self._saved])
             # Check now that the updates are the same. Otherwise the Trainer might count to another epoch and drop the state.
             loader.state_dict()
         if update_samples is None:
@@ -203,18 +202,9 @@ class ODBTrainer(SteppingTrainer):
 
         Raises: UsageError when the updates of an epoch are neither given nor can be estimated.
         """
-        if isinstance(dataloader, TrainerUpdates):
-            self.progress = Progress(max(1, args.max_steps))
-            if self._saved_progress is not None:
-                self.progress.load_state_dict(self._saved_progress)
-        if not isinstance(dataloader, TrainerSteps):
-            values: tuple[int, int, int, int, float, int, int] = super().set_initial_training_values(
-                args, dataloader, *batch
-            )
-            return values
         k = args.gradient_accumulation_steps
-        updates = self.odb.updates_per_epoch
-        if updates is None and args.max_steps <= 0:
+        updates = self.odb.updates_per_epoch if isinstance(dataloader, TrainerSteps) else None
+        if isinstance(dataloader, TrainerSteps) and updates is None and args.max_steps <= 0:
             try:
                 updates = -(-dataloader.loader.estimate_steps() // k)
             except UsageError as error:
@@ -222,11 +212,14 @@ class ODBTrainer(SteppingTrainer):
                     f"the number of updates in an epoch cannot be determined ({error}): set max_steps, or "
                     "ODBOptions(updates_per_epoch=...), an estimate for the learning-rate schedule and the progress bar"
                 ) from error
-        self.progress = Progress(updates or args.max_steps)
-        if self._saved_progress is not None:
-            self.progress.load_state_dict(self._saved_progress)
-        if updates is None or args.max_steps > 0:
-            values = super().set_initial_training_values(args, dataloader, *batch)
+        if isinstance(dataloader, TrainerSteps | TrainerUpdates):
+            self.progress = Progress(updates or max(1, args.max_steps))
+            if self._saved:
+                self.progress.load_state_dict(self._saved[0]["progress"])
+        if not isinstance(dataloader, TrainerSteps) or updates is None or args.max_steps > 0:
+            values: tuple[int, int, int, int, float, int, int] = super().set_initial_training_values(
+                args, dataloader, *batch
+            )
             return values
         dataloader.batches = _UNBOUNDED * k if batch else None
         epochs = math.ceil(args.num_train_epochs)
@@ -275,11 +268,8 @@ class ODBTrainer(SteppingTrainer):
         self.begin_update()
         if isinstance(self._steps, TrainerUpdates):
             count = self._steps.count_batches(num_batches)
-            batches: list[object] = [
-                part
-                for update in itertools.islice(epoch_iterator, 1)
-                for part in (*[UpdateBatch()] * (count - 1), update)
-            ]
+            update = next(epoch_iterator, None)
+            batches: list[object] = [] if update is None else [*[UpdateBatch()] * (count - 1), update]
         else:
             batches = list(itertools.islice(epoch_iterator, num_batches))
         if not batches:
@@ -335,13 +325,11 @@ class ODBTrainer(SteppingTrainer):
         if folder is True:
             folder = get_last_checkpoint(self.args.output_dir)
         made = read_plain_updates(Path(folder)) if folder and self._reads_as_plain() else None
-        saved = read_states(Path(folder)) if folder and made is None else []
+        self._saved = read_states(Path(folder)) if folder and made is None else []
         self._made = made or 0
-        self._states = [state["loader"] for state in saved]
-        self._saved_progress = saved[0]["progress"] if saved else None
         self._info = self.progress = self._guard = self._before = None
         # The lowest of all ranks' values applies, so every rank may accept it.
-        accepted = [item for state in saved for item in state["accepted"].items()]
+        accepted = [item for state in self._saved for item in state["accepted"].items()]
         self._accepted = {by: min(tokens for of, tokens in accepted if of == by) for by, _ in accepted}
         ignores = self.args.ignore_data_skip
         if made is not None:

@@ -14,6 +14,7 @@ from typing import Final
 from torch import Tensor
 
 from odb_ref.integrations.hf.steps import STEP_INFO, Inputs, set_epoch
+from odb_ref.integrations.steps import read_updates
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 
 PLAIN: Final = "plain"
@@ -85,8 +86,7 @@ class TrainerUpdates:
         parts: list[Inputs] = []
         samples = 0
         self.newest = None
-        steps = self.loader.steps()
-        for batch, info in steps:
+        for batch, info in read_updates(self.loader, 1):
             if (info.epoch, info.update) < self._first:
                 continue
             if not isinstance(batch, MutableMapping):
@@ -98,16 +98,14 @@ class TrainerUpdates:
             samples += info.global_samples
             if info.is_update_end:
                 self.newest = info
-                if info.is_last:
-                    next(steps, None)  # completes the epoch, so that stopping after this update does not leave it early
-                    if samples <= self._carried:
-                        warnings.warn(
-                            f"samples at the end of the stream: {samples}. ODBTrainer makes an update of them; a plain Trainer "
-                            "reads them in fewer batches than gradient_accumulation_steps, and adds their gradient to the "
-                            "next epoch's",
-                            RuntimeWarning,
-                            stacklevel=2,
-                        )
+                if info.is_last and samples <= self._carried:
+                    warnings.warn(
+                        f"samples at the end of the stream: {samples}. ODBTrainer makes an update of them; a plain Trainer "
+                        "reads them in fewer batches than gradient_accumulation_steps, and adds their gradient to the next "
+                        "epoch's",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
                 yield UpdateBatch(tuple(parts))
                 parts.clear()
                 samples = 0

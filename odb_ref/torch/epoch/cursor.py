@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 from odb_ref.core.config import Config
-from odb_ref.core.resume import Checkpoint, Ledger, RoundStart
+from odb_ref.core.resume import Checkpoint, Ledger, RoundStart, compute_round_start, resume
 from odb_ref.core.types import ZERO_COUNTS, Step, StepCounts
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.plan.state import EpochProgress
-from odb_ref.torch.plan.updates import begin_update
 from odb_ref.torch.reading.quarantine import Quarantine
 
 
@@ -44,8 +43,8 @@ class Cursor:
     """Follows the steps of one rank. The caller holds a lock around each call."""
 
     def __init__(self, config: Config, start: EpochStart, accumulation_steps: int) -> None:
-        saved = None if start.checkpoint is None else start.checkpoint.start
-        self.next_start = start.get_round_start(config)
+        begun = start.checkpoint.start if start.checkpoint else compute_round_start(resume(config, start.first, ())[0])
+        self.next_start = begun
         """The start of the round to plan next."""
         self._start = start.progress
         self._accumulation_steps = accumulation_steps
@@ -64,9 +63,9 @@ class Cursor:
         """The planned rounds, from the one with the last taken step, or with the start of its update."""
         self.first_step = start.progress.steps
         """The first step the consumer is given. Earlier steps were trained on before the state was saved."""
-        self.next_step = saved.planned_steps if saved else 0
+        self.next_step = begun.planned_steps
         """The number of the next step to take or, after a restart, to skip."""
-        self.emitted_samples = saved.global_samples if saved else 0
+        self.emitted_samples = begun.global_samples
         """Samples of all steps before the next one, on all ranks."""
         self.budget_tokens = config.budget_tokens
         """The budget in force in the step taken last."""
@@ -151,7 +150,7 @@ class Cursor:
 
     def _sum_update(self, steps: tuple[Step, ...]) -> StepCounts:
         """Returns the counts of an update's steps, plus what other ranks had trained on of it. Spec: R16.6, R16.8."""
-        is_resumed = bool(steps) and self.compute_update(steps[0]) == self._resumed_update
+        is_resumed = self.compute_update(steps[0]) == self._resumed_update
         return sum((step.global_counts for step in steps), self._start.gone_counts if is_resumed else ZERO_COUNTS)
 
     def compute_progress(self, quarantine: Quarantine) -> EpochProgress:
@@ -167,12 +166,12 @@ class Cursor:
             )
         update = planned.steps[0].round // self._config.update_rounds
         if self._has_updates and self.next_step > planned.steps[-1].number:
-            start = begin_update(
-                update + 1,
-                self.next_step,
-                self.emitted_samples,
-                rounds=self._config.update_rounds,
-                budgets=planned.next_start,
+            start = RoundStart(
+                round=(update + 1) * self._config.update_rounds,
+                planned_steps=self.next_step,
+                global_samples=self.emitted_samples,
+                agreed_tokens=planned.next_start.agreed_tokens,
+                accepted_tokens=planned.next_start.accepted_tokens,
             )
             return EpochProgress(checkpoint=Checkpoint(start=start))
         is_resumed = update == self._resumed_update
@@ -197,7 +196,6 @@ class Cursor:
     def _compute_taken(self, checkpoint: Checkpoint) -> StepCounts:
         """Returns the counts of the steps already taken of the current update."""
         if self._has_updates:
-            taken_steps = checkpoint.taken_steps
-            return self._sum_update(self._find_round(self.next_step - 1).steps[:taken_steps] if taken_steps else ())
+            return self._sum_update(self._find_round(self.next_step - 1).steps[: checkpoint.taken_steps])
         taken = range(self.list_update(self.next_step).start, self.next_step)
         return self.sum_counts(taken) if taken else ZERO_COUNTS

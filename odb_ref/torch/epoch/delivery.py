@@ -12,13 +12,12 @@ from typing import Final
 from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import JobError, OdbError, UsageError
-from odb_ref.core.events import BudgetAccepted, ConsumerStopped, Event, Urged
+from odb_ref.core.events import ConsumerStopped, Event, Urged
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import compute_counts
 from odb_ref.torch.epoch.driver import CHANGED, EpochDriver
 from odb_ref.torch.epoch.info import StepInfo
 from odb_ref.torch.epoch.metrics import EpochMetrics
-from odb_ref.torch.exchange.exchange_thread import RankStatus
 from odb_ref.torch.exchange.roster import Roster
 from odb_ref.torch.reading.description import describe
 
@@ -84,10 +83,6 @@ class Delivery:
         if isinstance(event, Urged) and self.driver.service.is_inline and self._substitute is None:
             self._substitute = threading.Thread(target=self._work_unasked, name="odb-substitute", daemon=True)
             self._substitute.start()
-
-    def accept_budget(self, tokens: int) -> None:
-        """Changes the token budget that this rank accepts from now on. Spec: R15.2."""
-        self.driver.submit(BudgetAccepted(tokens))
 
     # Taking ----------------------------------------------------------------------------------------------------------
 
@@ -201,7 +196,7 @@ class Delivery:
                 service.work(1, lambda: self._is_asking or self._is_quiet())
 
     def _is_quiet(self) -> bool:
-        return self.driver.is_finished or self._has_left or self._is_closed
+        return self._is_over() or self._is_closed
 
     def _is_available(self) -> bool:
         """Returns True if the next step may be taken: delivered, with its update's counts, and known to be the last or not."""
@@ -242,7 +237,7 @@ class Delivery:
         """Logs which rank this one waits for, and what that rank is doing."""
         roster, awaited = self.driver.exchange.roster, self.driver.exchange.find_awaited()
         who, whom = roster.name_process(roster.index), "itself"
-        text = self.describe().text
+        text = self.describe()
         if awaited is not None and awaited.rank != roster.index:
             whom, text = roster.name_process(awaited.rank), awaited.text
         note = ""
@@ -252,22 +247,20 @@ class Delivery:
             )
         logger.warning("%s waits for %s, which %s (for %.0f s)%s", who, whom, text, waited_s, note)
 
-    def describe(self) -> RankStatus:
-        """Returns what this rank is doing, and why it has failed, if so. Does not wait."""
+    def describe(self) -> str:
+        """Returns what this rank is doing. Does not wait."""
         driver, state = self.driver, self.driver.state
         if not driver.has_begun:
-            return RankStatus(f"is beginning its epoch: {driver.service.describe()}")
+            return f"is beginning its epoch: {driver.service.describe()}"
         is_held = driver.service.is_inline and not self._is_asking  # the thread that reads and collates is busy
         doing = "" if is_held else driver.service.describe()
         if state.failure:
-            text = f"has failed: {state.failure}"
-        elif doing and state.phase is Phase.FILL:
-            text = f"is {doing}"
-        elif is_held or (state.phase is Phase.FILL and state.planned_steps - len(state.plan) > state.taken_steps):
-            text = f"is waiting for its trainer, which holds step {state.taken_steps - 1}"
-        else:
-            text = f"is in phase {state.phase} of round {state.round}"
-        return RankStatus(text, state.failure)
+            return f"has failed: {state.failure}"
+        if doing and state.phase is Phase.FILL:
+            return f"is {doing}"
+        if is_held or (state.phase is Phase.FILL and state.planned_steps - len(state.plan) > state.taken_steps):
+            return f"is waiting for its trainer, which holds step {state.taken_steps - 1}"
+        return f"is in phase {state.phase} of round {state.round}"
 
     # Ending ----------------------------------------------------------------------------------------------------------
 

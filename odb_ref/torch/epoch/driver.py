@@ -266,9 +266,8 @@ class EpochDriver:
         self._skip()
 
     def _begin(self, carried: tuple[Sample, ...]) -> None:
-        checkpoint = self.start.checkpoint
         try:
-            effects = self._machine.begin(self.start.make_first() if checkpoint is None else checkpoint.start, carried)
+            effects = self._machine.begin(self.start.round_start, carried)
         except UsageError as error:  # the carried samples have changed
             self.on_error(describe(error), error)
             return
@@ -345,7 +344,7 @@ class EpochDriver:
                         self.service.collate(tuple(map(self._make_request, steps)))
                     self._tell_collated()
                 case PostOffer() | PostCounts() | PostReport():
-                    self.exchange.post(effect)
+                    self.exchange.post(effect, self.state.failure)
                 case Deliver():
                     pass
                 case Finish():

@@ -30,7 +30,8 @@ class Session:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._exchange: Exchange | None = None
+        self.exchange: Exchange | None = None
+        """The exchange, once it is set up."""
         self._service: SampleService | None = None
         self._delivery: Delivery | None = None
         self._is_closed = False
@@ -41,11 +42,6 @@ class Session:
     def _is_inherited(self) -> bool:
         """True in a child forked from the owner: the parts are not the child's, and their threads did not survive the fork."""
         return self._pid not in (0, os.getpid())
-
-    @property
-    def exchange(self) -> Exchange | None:
-        """The exchange, once it is set up."""
-        return self._exchange
 
     def get_exchange(self, make: Callable[[], Exchange]) -> Exchange:
         """Returns the exchange, creating it at first use.
@@ -60,12 +56,12 @@ class Session:
         if self._is_closed:
             raise UsageError("this loader is closed")
         self._pid = os.getpid()
-        if self._exchange is None:
+        if self.exchange is None:
             while _closing:
                 _closing.pop().close()
-            self._exchange = make()
+            self.exchange = make()
             CLEANUP.watch(self)
-        return self._exchange
+        return self.exchange
 
     def get_service(self, make: Callable[[], SampleService]) -> SampleService:
         """Returns the sample service, creating it at first use."""
@@ -96,7 +92,7 @@ class Session:
             if self._is_closed:
                 return
             self._is_closed = True
-            exchange, service = self._exchange, self._service
+            exchange, service = self.exchange, self._service
             self.end_epoch(LEAVE_S, "its loader was closed")
             if exchange is not None:
                 exchange.close()

@@ -13,7 +13,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final, assert_never
 
@@ -40,12 +39,8 @@ _LOWEST: Final = -(2**63) + 1
 _NOTHING: Final = (_LOWEST,) * POST_SIZE
 
 
-@dataclass(frozen=True, slots=True)
-class RankStatus:
-    """What a rank is doing, and why it has failed, if so."""
-
-    text: str = "has not begun its epoch"
-    failure: str = ""
+def _describe_beginning() -> str:
+    return "has not begun its epoch"
 
 
 class Exchange:
@@ -66,21 +61,22 @@ class Exchange:
         self._is_closing = False
         self._end: PeerLost | None = None
         self._thread: threading.Thread | None = None
-        self._describe: Callable[[], RankStatus] = RankStatus
+        self._describe: Callable[[], str] = _describe_beginning
         self._missing: int | None = None
         """The first process that had not posted at the last tick."""
         self._failed_s: float | None = None
+        self._failure = ""
         self._waits = 0
         """How many threads of the consumer wait for a step."""
         self._crossed_s: float | None = None
         """When it became known that the rank that this one waits for waits, in another loader, for this one."""
         self._wait = Wait(identity, self._find_awaited_rank, self._end_crossed)
-        transport.links.set_describe(self._describe_activity)
+        transport.links.describe = self._describe_activity
         self.exchange_s = 0.0
         """Seconds spent in collectives that brought an answer."""
         self.exchanges = 0
 
-    def open(self, submit: Submit, describe: Callable[[], RankStatus]) -> PeerLost | None:
+    def open(self, submit: Submit, describe: Callable[[], str]) -> PeerLost | None:
         """Begins an epoch. Answers go to ``submit``, which returns only after making the next post, if the answer leads to one.
         ``describe`` returns what this rank is doing, for other ranks that wait for it.
 
@@ -96,14 +92,15 @@ class Exchange:
                 self._thread.start()
             return end
 
-    def post(self, post: Post) -> None:
-        """Takes part in the next exchange with ``post``. Does not wait."""
+    def post(self, post: Post, failure: str = "") -> None:
+        """Takes part in the next exchange with ``post``. Does not wait. ``failure`` says why this rank has failed, if so."""
         with self._condition:
             self._post = post
             if isinstance(post, PostOffer):
                 has_failed = post.offer.failed_rank != NONE
                 self._is_urgent = self._is_urgent or has_failed or post.offer.stop_rank != NONE
                 self._failed_s = time.monotonic() if has_failed else None
+                self._failure = failure
             self._condition.notify_all()
 
     def urge(self) -> None:
@@ -121,7 +118,7 @@ class Exchange:
         with self._condition:
             self._submit = self._post = self._missing = self._failed_s = None
             self._is_urgent = False
-            self._describe = RankStatus
+            self._describe = _describe_beginning
 
     def find_awaited(self) -> Activity | None:
         """Returns the process that the exchange waits for, by its index in the roster, and what it reports to be doing.
@@ -151,23 +148,22 @@ class Exchange:
 
     def _describe_activity(self) -> Activity:
         loader, awaited = find_other(self.identity)
-        text = self._describe().text
+        text = self._describe()
         return Activity(self.roster.index, f"{text}: it waits in {loader}" if loader else text, 0, loader, awaited)
 
     def _check_crossed(self, transport: Transport) -> None:
         """Ends the exchange if this process and the one it waits for wait for each other in different loaders. Spec: R18.2."""
         activity = transport.links.find_awaited()
         own = self.roster.processes[self.roster.index]
-        is_crossed = self._waits > 0 and activity is not None and activity.awaited == own
-        if activity is None or not is_crossed:
+        if activity is None or activity.awaited != own or not self._waits:
             self._crossed_s = None
             return
         now_s = time.monotonic()
         self._crossed_s = self._crossed_s or now_s
         # If threads begin loaders in no fixed order, the other rank may still arrive, so this waits a while.
         if now_s - self._crossed_s > self._timeout_s / 2:
-            names = map(self.roster.name_process, (self.roster.index, activity.rank))
-            cause = describe_crossed(next(names), self.identity, next(names), activity.loader)
+            ours, theirs = map(self.roster.name_process, (self.roster.index, activity.rank))
+            cause = describe_crossed(ours, self.identity, theirs, activity.loader)
             end_all(self.roster.processes[activity.rank], cause, activity.loader)
 
     def _end_crossed(self, rank: int, cause: str) -> None:
@@ -179,9 +175,9 @@ class Exchange:
         with self._condition:
             self._is_closing = True
             self._condition.notify_all()
-            transport = self._transport if self._thread is None else None
-        if transport is not None:
-            self._give_up(None)
+            has_begun = self._thread is not None
+        if not has_begun and self._transport is not None:
+            self._give_up(End(self._name_own("its loader is closed")))
 
     def join(self, timeout_s: float) -> bool:
         """Waits until the exchange has ended and its connections are closed; forces its end after ``timeout_s``. Returns
@@ -238,9 +234,7 @@ class Exchange:
 
     def _count(self, transport: Transport, counts: tuple[StepCounts, ...], wanted: int | None) -> Counted:
         """Returns the sums of all ranks' counts. What they want travels along, one slot per rank."""
-        own = [] if wanted is None else [0] * self.world_size
-        if wanted is not None:
-            own[self.rank] = wanted
+        own = [] if wanted is None else [wanted * (rank == self.rank) for rank in range(self.world_size)]
         values = [*chain.from_iterable(item.to_row() for item in counts), *own]
         # A rank's steps count once. Its other peers have formed the same steps, or the next agreement reports it (R17.3).
         sums = transport.reduce_sum([0] * len(values) if self.roster.peer else values)
@@ -305,13 +299,12 @@ class Exchange:
             if submit is not None:
                 submit(Urged())
         if self._failed_s is not None and time.monotonic() - self._failed_s > FAILED_S:
-            self._end_all(End(self._name_own(self._describe().failure)))
+            self._end_all(End(self._name_own(self._failure)))
         if post is not None:
             self._check_crossed(transport)
         return None
 
-    def _give_up(self, end: End | None) -> None:
-        end = end or End(self._name_own("its loader is closed"))
+    def _give_up(self, end: End) -> None:
         with self._condition:
             self._end = self._end or self._to_event(end.loss)
             transport, self._transport = self._transport, None

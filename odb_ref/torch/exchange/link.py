@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from odb_ref.core.events import PeerLost
-from odb_ref.torch.exchange.process_table import ProcessStatus, read_status
+from odb_ref.torch.exchange.process_table import UNREADABLE, ProcessStatus, read_status
 
 HEADER: Final = struct.Struct("!BI")
 _LARGEST_BYTES: Final = 1 << 30
@@ -147,11 +147,10 @@ class Link:
         process = self.process
         if process is None:
             return False
-        before = self.status
-        try:
-            self.status = read_status(process.pid)
-        except OSError:  # the status being unreadable does not mean that the process is gone
+        status = read_status(process.pid)
+        if status is UNREADABLE:
             return False
+        before, self.status = self.status, status
         if self.status is None or self.status.is_ended or self.status.started != process.started:
             return True
         if self.status.is_busy_since(before):

@@ -63,7 +63,8 @@ class Links:
         self._asked: int | None = None
         self._latest: Activity | None = None
         self._beats = 0
-        self._describe: Callable[[], Activity] = lambda: Activity(rank, "")
+        self.describe: Callable[[], Activity] = lambda: Activity(rank, "")
+        """Returns what this rank is doing, for other ranks that wait for it."""
         self._notified = threading.Event()
         """Set once all have been told of the end."""
         self._is_closed = False
@@ -243,10 +244,6 @@ class Links:
 
     # Heartbeats ------------------------------------------------------------------------------------------------------
 
-    def set_describe(self, describe: Callable[[], Activity]) -> None:
-        """Sets the function that returns what this rank is doing, for other ranks that wait for it."""
-        self._describe = describe
-
     def ask(self, rank: int | None) -> None:
         """Asks what a rank is doing. All ranks ask the same one; its heartbeats answer, and each rank passes that on."""
         if rank != self._asked:
@@ -268,7 +265,7 @@ class Links:
             return activity
         if self._awaited is not None and self._asked != self.rank:
             return None
-        return self._describe()._replace(rank=self.rank, beat=self._beats)
+        return self.describe()._replace(rank=self.rank, beat=self._beats)
 
     def _keep_alive(self) -> None:
         while not self._closing.wait(HEARTBEAT_S):

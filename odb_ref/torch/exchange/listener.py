@@ -88,7 +88,11 @@ class Listener:
                 self._check(received)
                 connection.sendall(_ACCEPTED)
             elif len(received) > _REQUEST.size:
-                return self._complete(connection, self._check(received[: _REQUEST.size]))
+                rank = self._check(received[: _REQUEST.size])
+                self.awaited.remove(rank)
+                del self._pending[connection]
+                self._selector.unregister(connection)
+                return rank
         except BlockingIOError:
             return None
         except OSError:
@@ -100,12 +104,6 @@ class Listener:
         if not hmac.compare_digest(secret, self._secret) or rank not in self.awaited:
             raise ConnectionRefusedError
         return int(rank)
-
-    def _complete(self, connection: socket.socket, rank: int) -> int:
-        self.awaited.remove(rank)
-        del self._pending[connection]
-        self._selector.unregister(connection)
-        return rank
 
     def close(self) -> None:
         """Stops accepting connections."""

@@ -44,15 +44,18 @@ class ProcessStatus:
         return self.state in "Tt"
 
 
-def read_status(pid: int) -> ProcessStatus | None:
-    """Returns the status of a process in this process's own namespace, or None if there is no such process.
+UNREADABLE: Final = ProcessStatus("?", 0, 0)
+"""The status of a process of which nothing is known, for example because this process has no descriptor left."""
 
-    Raises: OSError when it cannot be read, for example because this process has no descriptor left.
-    """
+
+def read_status(pid: int) -> ProcessStatus | None:
+    """Returns the status of a process in this process's own namespace, or None if there is no such process."""
     try:
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
         return None
+    except OSError:
+        return UNREADABLE
     return ProcessStatus(fields[0], int(fields[11]) + int(fields[12]), int(fields[19]))
 
 

@@ -44,9 +44,7 @@ class _GaveUpError(Exception):
     """Another rank has given up waiting."""
 
 
-def make_transport(
-    roster: Roster, identity: LoaderIdentity, name: str, timeout_s: float, log_wait_s: float = 30.0
-) -> Transport:
+def make_transport(roster: Roster, identity: LoaderIdentity, name: str, timeout_s: float) -> Transport:
     """Returns a transport over the processes of ``roster``. Each of them must call this function; others need not.
 
     Spec: R18.1.
@@ -68,7 +66,7 @@ def make_transport(
     keys = PrefixStore(f"odb_ref/{digest}/{met[roster.processes]}", store)
     begun = PrefixStore("odb_ref/begun", store)
     try:
-        meeting = _Meeting(keys, begun, roster, identity, timeout_s=timeout_s, log_wait_s=log_wait_s)
+        meeting = _Meeting(keys, begun, roster, identity, timeout_s=timeout_s)
         with contextlib.closing(meeting):
             return _meet(meeting, name, roster)
     except OdbError:
@@ -151,7 +149,6 @@ class _Meeting:
         identity: LoaderIdentity,
         *,
         timeout_s: float,
-        log_wait_s: float,
     ) -> None:
         self._store = store
         self._begun = begun
@@ -160,13 +157,13 @@ class _Meeting:
         self._index = roster.index
         self._job_rank = str(roster.processes[roster.index])
         self._timeout_s = timeout_s
-        self._log_wait_s = log_wait_s
         self._began = time.monotonic()
-        self._next_log = self._began + log_wait_s
+        self._next_log = self._began + timeout_s / 2
         self._deadline = self._began + timeout_s
         tree = compute_tree(roster)
         self._parent = tree.parent
         me = read_status(os.getpid())
+        started = 0 if me is None else me.started
         secret = secrets.token_bytes(SECRET_BYTES)
         address = choose_address(store)
         self._listener = Listener(address, list_ports(), secret, tree.children)
@@ -174,9 +171,9 @@ class _Meeting:
             address=address,
             port=self._listener.port,
             secret=secret.hex(),
-            host="" if me is None else compute_host(),
+            host=compute_host() if started else "",
             pid=os.getpid(),
-            started=0 if me is None else me.started,
+            started=started,
         )
         self._own = _Arrival(endpoint=endpoint, loader=identity)
         self._links: dict[int, Link] = {}
@@ -269,7 +266,7 @@ class _Meeting:
         if now >= self._deadline:
             raise TimeoutError
         if now >= self._next_log:
-            self._next_log = now + self._log_wait_s
+            self._next_log = now + self._timeout_s / 2
             missing = self._find_missing()
             name = self._roster.name_process
             waits_for = f"{name(missing[0])}, which has not started its loader" if missing else "the ranks to connect"

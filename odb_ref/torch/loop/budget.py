@@ -107,12 +107,11 @@ def fit_token_budget(
     own_limit = get_available_bytes() if limit_bytes is None else check_integer(limit_bytes, "limit_bytes", 1)
     if own_limit is None:
         raise UsageError("without an accelerator nobody knows how much memory a step may take: pass limit_bytes=")
-    limit = min(gather(own_limit, group))
-    facts = gather((max(lengths), median_high(lengths)), group)
-    longest, median = max(fact[0] for fact in facts), max(fact[1] for fact in facts)
+    limits, longests, medians = zip(*gather((own_limit, max(lengths), median_high(lengths)), group), strict=True)
+    limit = min(limits)
     measure = _Measure(step, group)
     fits = []
-    for length in sorted({longest, median}, reverse=True):
+    for length in sorted({max(longests), max(medians)}, reverse=True):
         found = _probe(measure, length, limit * threshold, growth)
         base, slope = _fit_line(found)
         budget = max(point.tokens for point in found if _fits(point, limit * threshold))
@@ -168,25 +167,22 @@ class _Measure:
         self._group = group
 
     def __call__(self, samples: int, length: int) -> MemoryPoint:
-        peak, error = 0, None
+        peak, error = None, None
         try:
             peak = measure_peak(lambda: self._step(samples, length))
         except Exception as raised:  # the other ranks wait for this rank's result
             error = raised
-        cause = (
-            "" if error is None else "out of memory" if is_out_of_memory(error) else f"{type(error).__name__}: {error}"
-        )
+        cause = "" if error is None or is_out_of_memory(error) else f"{type(error).__name__}: {error}"
         said = gather((peak, cause), self._group)
         for rank, (_, other) in enumerate(said):
-            if other not in ("", "out of memory"):
+            if other:
                 raise error or JobError(
                     f"{name_rank(rank, self._group)} failed while memory was measured: {other}", rank, other
                 )
-        without = [rank for rank, (_, other) in enumerate(said) if other]
-        self.rank_without = without[0] if without else None
-        found = MemoryPoint(
-            samples=samples, length=length, peak_bytes=None if without else max(peak for peak, _ in said)
-        )
+        peaks = [peak for peak, _ in said if peak is not None]
+        self.rank_without = next((rank for rank, (peak, _) in enumerate(said) if peak is None), None)
+        peak = max(peaks) if self.rank_without is None else None
+        found = MemoryPoint(samples=samples, length=length, peak_bytes=peak)
         self.points.append(found)
         if error is not None:
             error = None  # releases its frames, which hold tensors

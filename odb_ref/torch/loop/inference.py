@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sized
-from dataclasses import dataclass
 from functools import partial
-from typing import Final, Generic, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -55,7 +54,7 @@ def generate(
             token_budget=token_budget,
             collate_fn=_keep,
             num_workers=num_workers,
-            batching=Batching(length_fn=_Length(length_fn), window=window),
+            batching=Batching(length_fn=partial(_measure, length_fn), window=window),
             loss=Loss(scaling="none", supervised_fn=_count_nothing),
             protocol=Protocol(process_group=group, is_apart=group is not None),
         )
@@ -88,14 +87,8 @@ class _Numbered(Dataset[tuple[int, Element]]):
         return number, self._dataset[number]
 
 
-@dataclass(frozen=True, slots=True)
-class _Length(Generic[Element]):
-    """Measures a numbered sample."""
-
-    length_fn: Callable[[Element], int]
-
-    def __call__(self, numbered: tuple[int, Element]) -> int:
-        return self.length_fn(numbered[1])
+def _measure(length_fn: Callable[[Element], int], numbered: tuple[int, Element]) -> int:
+    return length_fn(numbered[1])
 
 
 def _count_nothing(_: object) -> int:

@@ -10,7 +10,6 @@ from typing import Final, Protocol, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 Run = Callable[[], object]
 Result = TypeVar("Result")
@@ -112,16 +111,18 @@ class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        self._note((args, kwargs))
+        self._note([*args, *(kwargs or {}).values()])
         result = func(*args, **(kwargs or {}))
         self._note(result)
         return result
 
-    def _note(self, tree: object) -> None:
-        for leaf in tree_leaves(tree):
-            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
-                self._add(leaf.untyped_storage())
-        self.peak_bytes = max(self.peak_bytes, self._held_bytes)
+    def _note(self, value: object) -> None:
+        match value:
+            case torch.Tensor() if value.layout is torch.strided:
+                self._add(value.untyped_storage())
+            case list() | tuple():  # of tensors, as some operations take and return
+                for item in value:
+                    self._note(item)
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = id(storage), storage.nbytes()
@@ -134,3 +135,4 @@ class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         self._known[key] = weakref.ref(storage, forget)
         self._held_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self._held_bytes)

@@ -37,13 +37,11 @@ def average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) ->
         return
     bucket: list[torch.Tensor] = []
     for tensor in tensors:
-        if bucket and (bucket[0].dtype, bucket[0].device) != (tensor.dtype, tensor.device):
+        is_full = sum(item.nbytes for item in bucket) >= _BUCKET_BYTES
+        if is_full or (bucket and (bucket[0].dtype, bucket[0].device) != (tensor.dtype, tensor.device)):
             _average_bucket(bucket, group)
             bucket = []
         bucket.append(tensor)
-        if sum(item.nbytes for item in bucket) >= _BUCKET_BYTES:
-            _average_bucket(bucket, group)
-            bucket = []
     if bucket:
         _average_bucket(bucket, group)
 

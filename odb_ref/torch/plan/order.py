@@ -64,7 +64,7 @@ class Order:
         if not self.is_auto:
             return {"shard": "given"}
         return {
-            "shard": self.shard,
+            "shard": "shared" if self.is_shared else "auto",
             "shuffle": self.is_shuffled,
             f"seed{self.seed_source}": self.seed,
             "samples": samples,
@@ -77,13 +77,6 @@ class Order:
         if self.stream_workers is not None:
             own["num_workers"] = self.stream_workers
         return json.dumps(self.make_settings(samples) | own)
-
-    @property
-    def shard(self) -> str:
-        """How the ranks divide the data set, as the user names it."""
-        if not self.is_auto:
-            return "given"
-        return "shared" if self.is_shared else "auto"
 
     def count_samples(self) -> int:
         """Returns the length of the order of all ranks, including samples that are dropped.

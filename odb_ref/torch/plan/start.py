@@ -10,9 +10,8 @@ from pathlib import Path
 
 from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
 from odb_ref.core.config import Config
-from odb_ref.core.machine import start as begin_epoch
 from odb_ref.core.offer import NONE
-from odb_ref.core.resume import Checkpoint, RoundStart, compute_round_start
+from odb_ref.core.resume import Checkpoint, RoundStart
 from odb_ref.core.rounds import foresee_draw
 from odb_ref.torch.plan.state import START, EpochProgress
 from odb_ref.torch.reading.quarantine import Places, Quarantine
@@ -44,8 +43,8 @@ class EpochStart:
     quota_samples: int | None = None
     accepted_tokens: int = NONE
     """The token budget set by `accept_budget`, or NONE for the loader's."""
-    first_tokens: tuple[int, int] = (NONE, NONE)
-    """The token budgets in force in the first round and accepted for the next, if below the loader's. Spec: R15.1."""
+    first: RoundStart = field(default_factory=RoundStart)
+    """The start of the epoch's first round, with the budgets in force and accepted for the next round. Spec: R15.1."""
     taken_before: tuple[object, ...] = ()
     """The keys of the epoch that a job with another number of ranks had trained on."""
     steps_before: int = 0
@@ -67,19 +66,12 @@ class EpochStart:
         """None at the very beginning of an epoch."""
         return self.progress.checkpoint
 
-    def get_round_start(self, config: Config) -> RoundStart:
-        """Returns where the first round begins, on a rank with this configuration."""
+    @property
+    def round_start(self) -> RoundStart | None:
+        """Where the machine resumes. None at the very beginning of an epoch, if its budgets are the loader's."""
         if self.checkpoint is not None:
             return self.checkpoint.start
-        agreed_tokens, accepted_tokens = self.first_tokens
-        begun = compute_round_start(begin_epoch(config)[0])
-        return replace(begun, agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
-
-    def make_first(self) -> RoundStart | None:
-        """Returns the start of an epoch's first round if its budgets differ from the loader's, otherwise None."""
-        agreed_tokens, accepted_tokens = self.first_tokens
-        first = RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
-        return None if first == RoundStart() else first
+        return None if self.first == RoundStart() else self.first
 
     def make_acceptance(self, budget_tokens: int, schedule: BudgetSchedule | None) -> Acceptance:
         """Returns what the rank accepts, by `accept_budget` and by a schedule that counts the steps of the whole training."""
@@ -123,7 +115,7 @@ class EpochStart:
 
     def get_id(self, place: int) -> int:
         """Returns the key if it is an integer, otherwise the place."""
-        key = place if self.keys is None else self.keys[place]
+        key = self.get_key(place)
         return key if isinstance(key, int) else place
 
 

@@ -8,25 +8,10 @@ Spec: R16.5, R16.6. Preserves: UPDATE.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from odb_ref.core.batching.updates import compute_first_place, count_rounds
 from odb_ref.core.resume import Checkpoint, RoundStart
 from odb_ref.torch.plan.state import START, EpochProgress, EpochState, check_all_ranks, list_parts
-
-
-def begin_update(update: int, steps: int, samples: int, *, rounds: int, budgets: RoundStart) -> RoundStart:
-    """Returns the start of an update of ``rounds`` rounds, after some steps and samples, with the budgets of another start.
-
-    Spec: R15.5, R16.6.
-    """
-    return RoundStart(
-        round=update * rounds,
-        planned_steps=steps,
-        global_samples=samples,
-        agreed_tokens=budgets.agreed_tokens,
-        accepted_tokens=budgets.accepted_tokens,
-    )
 
 
 def begin_inside(
@@ -34,6 +19,7 @@ def begin_inside(
 ) -> EpochProgress:
     """Returns where ``rank`` begins, given the states of another number of ranks; between two updates any one is enough.
 
+    Spec: R15.5, R16.6.
     Raises: UsageError when these are not the states of all ranks.
     """
     if not states[0].progress.is_between_updates:
@@ -55,11 +41,14 @@ def begin_inside(
         taken, bad = (
             {place // world_size for place in places if place % world_size == rank} for places in (taken, bad)
         )
-    samples = begun.global_samples + first.update_counts.samples - first.gone_counts.samples
-    rounds = count_rounds(update_samples, world_size, is_shared=is_shared)
-    # A new rank accepts the lowest budget that any earlier rank accepted.
-    budgets = replace(begun, accepted_tokens=min(part.checkpoint.start.accepted_tokens for part in parts))
-    start = begin_update(update, first.steps, samples, rounds=rounds, budgets=budgets)
+    start = RoundStart(
+        round=update * count_rounds(update_samples, world_size, is_shared=is_shared),
+        planned_steps=first.steps,
+        global_samples=begun.global_samples + first.update_counts.samples - first.gone_counts.samples,
+        agreed_tokens=begun.agreed_tokens,
+        # A new rank accepts the lowest budget that any earlier rank accepted.
+        accepted_tokens=min(part.checkpoint.start.accepted_tokens for part in parts),
+    )
     return EpochProgress(
         checkpoint=Checkpoint(start=start),
         update_counts=first.update_counts,

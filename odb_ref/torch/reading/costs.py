@@ -66,10 +66,6 @@ class Resources:
     limits: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
 
-    def make_measure(self, measure: MeasureFn) -> MeasureFn:
-        """Returns the measure, which also computes costs if there are limits."""
-        return measure if self.cost_fn is None else CostMeasure(measure, self.cost_fn, len(self.limits))
-
 
 def make_resources(max_patches: int | None, cost_fn: CostFn | None, limits: Sequence[int]) -> Resources:
     """Combines the three options of the loader.
@@ -90,25 +86,18 @@ def make_resources(max_patches: int | None, cost_fn: CostFn | None, limits: Sequ
     return Resources(cost_fn=cost_fn, limits=checked, names=tuple(f"cost_{index}" for index in range(len(checked))))
 
 
-@dataclass(frozen=True, slots=True)
-class CostMeasure:
-    """Measures samples and their costs."""
+def measure_costs(measure: MeasureFn, cost_fn: CostFn, resources: int, samples: Sequence[object]) -> Sequence[object]:
+    """Returns one item for each of ``samples``, measured, with its costs.
 
-    measure: MeasureFn
-    cost_fn: CostFn
-    resources: int
+    Raises: SampleError when a cost is invalid, and what ``measure`` raises.
+    """
+    costs = [_check_costs(cost_fn(sample), resources) for sample in samples]
+    measured = zip(measure(samples), costs, strict=True)
+    return [item._replace(costs=cost) if isinstance(item, Measured) else item for item, cost in measured]
 
-    def __call__(self, samples: Sequence[object]) -> Sequence[object]:
-        """Returns one item for each of ``samples``.
 
-        Raises: SampleError when a cost is invalid, and what ``measure`` raises.
-        """
-        costs = [self._compute_costs(sample) for sample in samples]
-        measured = zip(self.measure(samples), costs, strict=True)
-        return [item._replace(costs=cost) if isinstance(item, Measured) else item for item, cost in measured]
-
-    def _compute_costs(self, sample: object) -> tuple[int, ...]:
-        costs: object = _to_list(self.cost_fn(sample))
-        if not isinstance(costs, list | tuple) or len(costs) != self.resources:
-            raise SampleError(f"cost_fn returned {costs!r}, expected {self.resources} integers")
-        return tuple([check_measure(cost, "a cost that cost_fn returned", 0) for cost in costs])
+def _check_costs(given: object, resources: int) -> tuple[int, ...]:
+    costs = _to_list(given)
+    if not isinstance(costs, list | tuple) or len(costs) != resources:
+        raise SampleError(f"cost_fn returned {costs!r}, expected {resources} integers")
+    return tuple([check_measure(cost, "a cost that cost_fn returned", 0) for cost in costs])

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
@@ -121,43 +121,34 @@ Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, slots=True)
-class Contained(Generic[Argument, Answer]):
-    """Wraps a function so that it never raises StopIteration."""
+def call_contained(function: Callable[[Argument], Answer], name: str, argument: Argument) -> Answer:
+    """Returns the function's answer.
 
-    function: Callable[[Argument], Answer]
-    name: str
-
-    def __call__(self, argument: Argument) -> Answer:
-        """Calls the function.
-
-        Raises: DataSetError instead of an error that would end more than the function; otherwise what the function raises.
-        """
-        try:
-            return self.function(argument)
-        except BaseException as error:
-            if (instead := contain(error, self.name)) is None:
-                raise
-            raise instead from error
+    Raises: DataSetError instead of an error that would end more than the function; otherwise what the function raises.
+    """
+    try:
+        return function(argument)
+    except BaseException as error:
+        if (instead := contain(error, name)) is None:
+            raise
+        raise instead from error
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerInit:
-    """Runs first in a worker: does what each of our processes does, then calls the user's function."""
+def begin_worker(
+    dataset: Dataset[object] | None, process_init_fn: Callable[[], None] | None, init_fn: object, worker_id: int
+) -> None:
+    """Runs first in a worker: does what each of our processes does, then calls the user's function.
 
-    dataset: Dataset[object] | None
-    """The user's data set, which get_worker_info() returns instead of the wrapper; None if there is no wrapper."""
-    process_init_fn: Callable[[], None] | None
-    init_fn: object
+    ``dataset`` is the user's data set, which get_worker_info() returns instead of the wrapper; None if there is no wrapper.
 
-    def __call__(self, worker_id: int) -> None:
-        """Raises: what the user's function raises, but DataSetError instead of StopIteration."""
-        if self.process_init_fn is not None:
-            self.process_init_fn()
-        if self.dataset is not None:
-            object.__setattr__(get_worker_info(), "dataset", self.dataset)
-        if callable(self.init_fn):
-            Contained(self.init_fn, "worker_init_fn")(worker_id)
+    Raises: what the user's function raises, but DataSetError instead of StopIteration.
+    """
+    if process_init_fn is not None:
+        process_init_fn()
+    if dataset is not None:
+        object.__setattr__(get_worker_info(), "dataset", dataset)
+    if callable(init_fn):
+        call_contained(init_fn, "worker_init_fn", worker_id)
 
 
 class SeededDataset(Dataset[Chunk]):
@@ -263,7 +254,7 @@ def has_many(dataset: Dataset[object]) -> bool:
 
 
 def _read_at_once(dataset: Dataset[object], names: list[object]) -> list[object]:
-    samples: object = Contained(dataset.__getitems__, "__getitems__ of the data set")(names)  # type: ignore[attr-defined]
+    samples: object = call_contained(dataset.__getitems__, "__getitems__ of the data set", names)  # type: ignore[attr-defined]
     if not isinstance(samples, Sequence):
         samples = list(samples) if hasattr(samples, "__iter__") else samples
     if not isinstance(samples, Sequence) or len(samples) != len(names):
@@ -283,7 +274,7 @@ class SeededStream(IterableDataset[object]):
         worker = get_worker_info()
         numbers = int(self._seed.item()), 0 if worker is None else worker.id
         seed_generators(compute_seed(Use.STREAM, *numbers))
-        samples = Contained(_iterate, "__iter__ of the data set")(self._wrapped)
+        samples = call_contained(_iterate, "__iter__ of the data set", self._wrapped)
         for index in count(1):
             seed_generators(compute_seed(Use.STREAM, *numbers, index))
             try:

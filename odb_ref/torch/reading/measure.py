@@ -188,16 +188,16 @@ def _count_fields(sample: object) -> int:
     return _count_fields(inner) if isinstance(inner, Mapping) else len(found)  # a wrapper may hold the others
 
 
-def check_measure(value: object, name: str, low: int, high: int = MOST) -> int:
+def check_measure(value: object, name: str, low: int) -> int:
     """Returns a measure of a sample as a Python int; accepts integers of other libraries.
 
-    Raises: SampleError when it is not an integer from ``low`` to ``high``.
+    Raises: SampleError when it is not an integer from ``low`` to `MOST`.
     """
     number = value.item() if hasattr(value, "item") else value
     if isinstance(number, bool) or not isinstance(number, int):
         raise SampleError(f"{name} is {number!r}, expected an integer")
-    if not low <= number <= high:
-        raise SampleError(f"{name} is {number}, expected an integer between {low} and {high}")
+    if not low <= number <= MOST:
+        raise SampleError(f"{name} is {number}, expected an integer between {low} and {MOST}")
     return number
 
 

@@ -8,6 +8,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Final
 
@@ -18,7 +19,7 @@ from odb_ref.torch.reading.collator import BatchMaker, CollateFn, Collator, Made
 from odb_ref.torch.reading.counting import LabelCheck
 from odb_ref.torch.reading.datasets import KeyFeed
 from odb_ref.torch.reading.description import describe
-from odb_ref.torch.reading.quarantine import GuardedMeasure, MeasureFn, OnBadSample, find_good
+from odb_ref.torch.reading.quarantine import MeasureFn, OnBadSample, find_good, measure_guarded
 from odb_ref.torch.reading.seeding import isolate
 from odb_ref.torch.reading.serialization import unpack
 from odb_ref.torch.reading.service import END_S, BatchRequest, ReadPlan, SampleListener
@@ -188,7 +189,7 @@ def find_failed(workers: Sequence[BaseProcess]) -> BaseProcess | None:
 
 def _make_source(spec: PipelineSpec) -> Source:
     is_guarded = spec.on_bad_sample is OnBadSample.QUARANTINE
-    measure = GuardedMeasure(spec.measure) if is_guarded else spec.measure
+    measure = partial(measure_guarded, spec.measure) if is_guarded else spec.measure
     return Source(spec.dataset, measure, spec.options, is_guarded=is_guarded)
 
 

@@ -62,27 +62,22 @@ MeasureFn = Callable[[Sequence[object]], Sequence[object]]
 """Maps samples to `Measured` ones, or to `BadSample` if a guard caught an error."""
 
 
-@dataclass(frozen=True, slots=True)
-class GuardedMeasure:
-    """Measures samples, and returns a `BadSample` for one that cannot be measured."""
+def measure_guarded(measure: MeasureFn, samples: Sequence[object]) -> Sequence[object]:
+    """Returns one item for each of ``samples``: a `BadSample` for one that cannot be measured."""
+    if not any(isinstance(sample, BadSample) for sample in samples):
+        with contextlib.suppress(Exception):  # measuring one by one finds the bad sample
+            return measure(samples)
+    return [_measure_one(measure, sample) for sample in samples]
 
-    measure: MeasureFn
 
-    def __call__(self, samples: Sequence[object]) -> Sequence[object]:
-        """Returns one item for each of ``samples``."""
-        if not any(isinstance(sample, BadSample) for sample in samples):
-            with contextlib.suppress(Exception):  # measuring one by one finds the bad sample
-                return self.measure(samples)
-        return [self._measure(sample) for sample in samples]
-
-    def _measure(self, sample: object) -> object:
-        if isinstance(sample, BadSample):
-            return sample
-        try:
-            (item,) = self.measure([sample])
-        except Exception as error:  # whatever length_fn raises
-            return BadSample(describe(error))
-        return item
+def _measure_one(measure: MeasureFn, sample: object) -> object:
+    if isinstance(sample, BadSample):
+        return sample
+    try:
+        (item,) = measure([sample])
+    except Exception as error:  # whatever length_fn raises
+        return BadSample(describe(error))
+    return item
 
 
 def find_good(dataset: Dataset[object], measure: MeasureFn, tries: int) -> object:
@@ -248,11 +243,10 @@ class Quarantine:
 
         Spec: R11.1, R11.2. Preserves: REPLAY.
         """
-        key = self._get_key(place)
         self._bad.append(place)
         read_samples = self.places.get_position(place) + len(self._bad)
         self.places.skip(place)
-        self._last = Quarantined(key, cause)
+        self._last = Quarantined(self._get_key(place), cause)
         if len(self._records) < KEPT_RECORDS:
             self._records.append(self._last)
         limit = self._compute_limit(read_samples)
@@ -260,7 +254,7 @@ class Quarantine:
             return ""
         return (
             f"{len(self._bad)} bad samples, but max_bad_samples={self._max_bad} allows only {limit} on this rank. The last is "
-            f"{key!r}: {cause}"
+            f"{self.describe_last()}"
         )
 
     def _compute_limit(self, read_samples: int) -> int:
@@ -275,11 +269,9 @@ class Quarantine:
 
     def find_emptiness(self) -> str:
         """Returns an error message if the data end without one good sample, or an empty string. Spec: R11.2."""
-        if self._last is None or len(self._bad) < 2:
+        if len(self._bad) < 2:
             return ""
-        return (
-            f"all {len(self._bad)} samples of this rank are bad. The last is {self._last.index!r}: {self._last.cause}"
-        )
+        return f"all {len(self._bad)} samples of this rank are bad. The last is {self.describe_last()}"
 
     def get_known(self, good_samples: int, is_all: bool) -> int:
         """Returns how many places hold the first ``good_samples`` good samples. If these are all (``is_all``), bad samples

@@ -8,7 +8,6 @@ and may use all free memory. Some files stay open, so that they can be passed on
 
 from __future__ import annotations
 
-import copyreg
 import errno
 import io
 import os
@@ -80,15 +79,9 @@ def _reduce(tensor: torch.Tensor) -> str | tuple[object, ...]:
     return _make_tensor, (whole, array.dtype.str, None if array.ndim == 1 else array.shape)
 
 
-class _Reducers(dict[type, Callable[[torch.Tensor], str | tuple[object, ...]]]):
-    """How to reduce tensors, and types registered with `copyreg`. Looked up for types that pickle does not handle itself."""
-
-    def __missing__(self, kind: type) -> Callable[[torch.Tensor], str | tuple[object, ...]]:
-        return copyreg.dispatch_table[kind]
-
-
 class _Packer(pickle.Pickler):
-    dispatch_table = _Reducers({torch.Tensor: _reduce})  # type: ignore[assignment]
+    def reducer_override(self, item: object) -> object:  # type: ignore[override]
+        return _reduce(item) if type(item) is torch.Tensor else NotImplemented
 
 
 class Descriptor(Protocol):
@@ -148,15 +141,10 @@ def _make_content(large: Sequence[memoryview]) -> Content:
     if not parts or not hasattr(os, "memfd_create") or not _DESCRIPTORS.exists():
         return b"".join(parts)
     try:
-        file = os.memfd_create("odb")
-        try:
-            for part in parts:
-                written = 0
-                while written < len(part):
-                    written += os.write(file, part[written:])
-            return _lend(file)
-        finally:
-            os.close(file)
+        with open(os.memfd_create("odb"), "wb") as file:
+            file.writelines(parts)
+            file.flush()
+            return _lend(file.fileno())
     except OSError as error:
         raise _explain(error, sum(map(len, parts))) from error
 

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, count
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -24,13 +25,13 @@ from odb_ref.torch.reading import collate_workers
 from odb_ref.torch.reading.collator import Collator
 from odb_ref.torch.reading.datasets import (
     Chunk,
-    Contained,
     DataSetError,
     KeyChunk,
     KeyFeed,
     SeededDataset,
     SeededStream,
-    WorkerInit,
+    begin_worker,
+    call_contained,
     has_many,
 )
 from odb_ref.torch.reading.measure import Measured
@@ -120,7 +121,9 @@ class Source:
             raise UsageError("an IterDataPipe on several ranks needs num_workers=0, or an IterableDataset around it")
         arguments: dict[str, object] = {
             "num_workers": options.num_workers,
-            "worker_init_fn": WorkerInit(None if is_pipe else dataset, options.process_init_fn, options.worker_init_fn),
+            "worker_init_fn": partial(
+                begin_worker, None if is_pipe else dataset, options.process_init_fn, options.worker_init_fn
+            ),
             "timeout": options.timeout,
             "generator": self._generator,
             "persistent_workers": bool(options.persistent_workers),
@@ -128,7 +131,7 @@ class Source:
         if options.num_workers:
             arguments["multiprocessing_context"] = options.multiprocessing_context
             arguments["prefetch_factor"] = options.prefetch_factor
-        contained = Contained(measure, "the measure of a sample")
+        contained = partial(call_contained, measure, "the measure of a sample")
         if not isinstance(dataset, IterableDataset):
             dataset = SeededDataset(dataset, contained, is_guarded=is_guarded)
             arguments |= {"sampler": self._sampler, "batch_size": None, "collate_fn": _keep}

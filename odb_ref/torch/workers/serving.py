@@ -149,10 +149,7 @@ def _is_orphaned(forked_from: int | None) -> bool:
 
 
 def _is_there(pid: int) -> bool:
-    try:
-        status = read_status(pid)
-    except OSError:  # the status is unknown
-        return True
+    status = read_status(pid)
     return status is not None and not status.is_ended
 
 

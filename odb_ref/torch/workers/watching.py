@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from multiprocessing.process import BaseProcess
 
-from odb_ref.torch.exchange.process_table import ProcessStatus, read_status
+from odb_ref.torch.exchange.process_table import UNREADABLE, ProcessStatus, read_status
 
 
 def _describe_stop(seconds: float) -> str:
@@ -34,11 +34,10 @@ class Silence:
 
     def count(self, seconds: float) -> None:
         """Notes that the process has sent nothing for another ``seconds``."""
-        before = self._status
-        try:
-            self._status = read_status(self._pid)
-        except OSError:  # an unreadable status does not mean that the process is gone
+        status = read_status(self._pid)
+        if status is UNREADABLE:
             return
+        before, self._status = self._status, status
         if self._status is not None and self._status.is_busy_since(before):
             self.seconds = 0.0
         elif self.is_heard or (self._status is not None and self._status.is_stopped):
@@ -77,8 +76,5 @@ class Stops:
 
 
 def _is_stopped(pid: int | None) -> bool:
-    try:
-        status = None if pid is None else read_status(pid)
-    except OSError:  # an unreadable status does not mean that the process is gone
-        return False
+    status = None if pid is None else read_status(pid)
     return status is not None and status.is_stopped
