@@ -83,15 +83,24 @@ def epoch(spec: Spec, rank: int, ranks: int) -> Spec:
     if ranks > 1:
         dist.barrier()  # otherwise the first exchange would wait for a rank whose imports take longer
     began = time.monotonic()
+    first: Spec = {"first_s": None, "processes": 0}
+
+    def note_first(_batch: Any, _info: Any) -> None:
+        if first["first_s"] is None:
+            first["first_s"] = time.monotonic() - began
+            first["processes"] = sum(1 for _ in find_descendants(os.getpid()))
+
+    return first | take(spec, rank, began, note_first)
+
+
+def take(spec: Spec, rank: int, began: float, use: Callable[[Any, Any], object]) -> Spec:
+    """Gives ``use`` the steps of an epoch, and returns what they held, the error at their end, and the time since ``began``."""
     loader, pop = make_loader(spec, rank)
     seen: Spec = {"numbers": [], "padded": [], "real": [], "groups": [], "scales": [], "idle": 0}
-    first_s = None
-    error, processes = None, 0
+    error = None
     try:
         for batch, info in read(loader, pop):
-            if first_s is None:
-                first_s = time.monotonic() - began
-                processes = sum(1 for _ in find_descendants(os.getpid()))
+            use(batch, info)
             _note(seen, batch, info)
             if len(seen["padded"]) == spec.get("break_at", {}).get(str(rank)):
                 break
@@ -100,14 +109,7 @@ def epoch(spec: Spec, rank: int, ranks: int) -> Spec:
     seconds = time.monotonic() - began
     if hasattr(loader, "close"):
         loader.close()
-    return {
-        **seen,
-        "processes": processes,
-        "first_s": first_s,
-        "seconds": seconds,
-        "error": error,
-        "steps": len(seen["padded"]),
-    }
+    return {**seen, "seconds": seconds, "error": error, "steps": len(seen["padded"])}
 
 
 def _import(kind: str) -> None:
@@ -187,18 +189,7 @@ def train(spec: Spec, rank: int, ranks: int) -> Spec:
     """Trains a plain DDP model to the end of the epoch."""
     torch.manual_seed(0)
     model = DistributedDataParallel(Model())
-    loader, pop = make_loader(spec, rank)
-    seen: Spec = {"numbers": [], "padded": [], "real": [], "groups": [], "scales": [], "idle": 0}
-    error = None
-    try:
-        for batch, info in read(loader, pop):
-            _note(seen, batch, info)
-            (model(batch) * info.loss_scale).backward()
-    except Exception as raised:
-        error = f"{type(raised).__name__}: {raised}"[:600]
-    if hasattr(loader, "close"):
-        loader.close()
-    return {**seen, "error": error, "steps": len(seen["padded"])}
+    return take(spec, rank, time.monotonic(), lambda batch, info: (model(batch) * info.loss_scale).backward())
 
 
 def breaks(spec: Spec, rank: int, ranks: int) -> Spec:

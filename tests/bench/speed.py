@@ -46,12 +46,10 @@ class Runs:
 
     def add(self, results: Sequence[Rank]) -> None:
         """Adds a repetition."""
-        data = [rank.data for rank in results]
-        missing = [f"rank {number}: {rank.error or 'hung'}" for number, rank in enumerate(results) if rank.data is None]
-        found = [item for item in data if item is not None]
-        missing += [item["error"] for item in found if item["error"]]
-        if missing or not found:
-            self.troubles.append(missing[0] if missing else "nothing came back")
+        found = [rank.found for rank in results]
+        errors = [f"rank {number}: {item['error']}" for number, item in enumerate(found) if item["error"]]
+        if errors:
+            self.troubles.append(errors[0])
             return
         samples = sum(len(item["numbers"]) for item in found)
         self.samples_per_s.append(samples / max(item["seconds"] for item in found))
@@ -111,25 +109,16 @@ def print_speed(runs: dict[str, Runs], samples: int, trace: str) -> None:
         speed = compute_ratios(ours.samples_per_s, other.samples_per_s)
         first = compute_ratios(ours.first_s, other.first_s)
         later = compute_ratios(ours.later_per_s, other.later_per_s)
-        rows.append([f"ours / {name}", *map(_show, (speed, first, later)), *_list_troubles(other)])
+        trouble = f"{len(other.troubles)} failed: {other.troubles[0][:80]}" if other.troubles else ""
+        rows.append([f"ours / {name}", *map(_show, (speed, first, later)), trouble])
     print_table(
         f"Loader, {ours.ranks} rank(s) of {samples:,} samples of {trace}, {WORKERS} workers each, {len(ours.steps)} "
         "repetitions: median (least to greatest)",
-        [
-            "",
-            "samples/s",
-            "time to first step",
-            "samples/s after it",
-            *([""] if any(len(row) > 4 for row in rows) else []),
-        ],
-        [[*row, *([""] if len(row) < 5 and any(len(r) > 4 for r in rows) else [])] for row in rows],
+        ["", "samples/s", "time to first step", "samples/s after it", ""],
+        rows,
     )
     for trouble in ours.troubles:
         print(f"  ours: {trouble}")
-
-
-def _list_troubles(runs: Runs) -> list[str]:
-    return [f"{len(runs.troubles)} failed: {runs.troubles[0][:80]}"] if runs.troubles else []
 
 
 def _show(spread: Spread | None) -> str:
