@@ -36,9 +36,7 @@ from odb_sim.inputs.lengths import list_bundled_names
 
 from tests.bench import cases, core, edges, gpu, model, plan, process, quality, speed, training, updates
 
-PARTS = ("loader", "exchange")
-"""The parts that are measured by default."""
-OTHERS = ("core", "edges", "process", "gpu", "model", "plan", "quality", "training", "updates")
+PARTS = ("loader", "core", "edges", "process", "gpu", "model", "plan", "quality", "training", "updates")
 
 
 def main() -> int:
@@ -52,7 +50,7 @@ def main() -> int:
     )
     parser.add_argument(
         "--only",
-        choices=[*PARTS, *OTHERS],
+        choices=PARTS,
         action="append",
         help="(repeatable)",
     )
@@ -100,7 +98,7 @@ def describe_machine() -> dict[str, Any]:
 
 def run_benchmarks(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """Returns all figures, and 1 if one of our runs failed."""
-    parts, is_full = options.only or PARTS, options.full
+    parts, is_full = options.only or ["loader"], options.full
     repetitions = options.repetitions or (5 if is_full else 3)
     samples, trace = options.samples, options.trace
     figures: dict[str, Any] = {}
@@ -119,11 +117,6 @@ def run_benchmarks(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
             wide = speed.measure(2, dynamic, 1, samples, 1024, trace)
             found += wide.values()
             speed.print_quality(wide, optimum, 1024, trace)
-    if "exchange" in parts:
-        measured = {ranks: speed.measure_exchange(ranks, 1000 if is_full else 400) for ranks in speed.NEAR}
-        speed.say("")
-        speed.print_exchange(measured)
-        figures["exchange"] = measured
     if "core" in parts:
         figures["core"] = core.measure_core(repetitions, speed.say)
         speed.say("")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,10 +26,21 @@ def compute_shards(trace: str, sizes: Sequence[int], seed: int = 0) -> list[list
 
 
 class Texts(Dataset[dict[str, Any]]):
-    """Token sequences of given lengths. ``masked`` is the average share of each that is prompt, without loss."""
+    """Token sequences of given lengths. ``masked`` is the average share of each that is prompt, without loss. Reading one takes
+    ``read_s``, but no processor.
+    """
 
-    def __init__(self, lengths: Sequence[int], first: int, *, masked: float = 0.0, fault: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        first: int,
+        *,
+        masked: float = 0.0,
+        fault: dict[str, Any] | None = None,
+        read_s: float = 0.0,
+    ):
         self.lengths, self.first, self.masked, self.fault = list(lengths), first, masked, fault or {}
+        self.read_s = read_s
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -36,6 +48,8 @@ class Texts(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         if self.fault.get("at") == index:
             return self._fail(index)
+        if self.read_s:
+            time.sleep(self.read_s)
         number = self.first + index
         ids = torch.arange(number, number + self.lengths[index]) % 31 + 1
         labels = ids.clone()

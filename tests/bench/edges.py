@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from odb_ref import Batching
 from tests.bench.launch import find_descendants, launch
-from tests.bench.report import Spread, compute_ratios, print_table
+from tests.bench.report import Spread, compute_ratios, has_failures, print_table
 
 Spec = dict[str, Any]
 Sample = dict[str, Any]
@@ -264,7 +264,7 @@ def measure_edges(names: Sequence[str], repetitions: int | None, say: Callable[[
         say(f"edges: {name}")
         environment = KEEP if EDGES[name].keeps_memory else {}
         (result,) = launch("edge", {"edge": name, "repetitions": repetitions}, limit_s=LIMIT_S, environment=environment)
-        found[name] = result.data or {"error": result.error or "hung"}
+        found[name] = result.found
     return found
 
 
@@ -275,17 +275,14 @@ def measure_memory(say: Callable[[str], None]) -> Spec:
         for kind in ("plain", "ours"):
             say(f"edges: memory, {kind}, {workers} workers")
             (result,) = launch("memory", {"kind": kind, "workers": workers}, limit_s=LIMIT_S)
-            found.setdefault(str(workers), {})[kind] = result.data or {"error": result.error or "hung"}
+            found.setdefault(str(workers), {})[kind] = result.found
     return found
 
 
 def print_edges(found: Spec, memories: Spec) -> int:
     """Prints two tables, and returns 1 if a job failed. A figure below its goal is not counted, as machines are busy."""
     jobs = (*found.values(), *(run for runs in memories.values() for run in runs.values()))
-    failed = [item["error"] for item in jobs if "error" in item]
-    for error in failed:
-        print(f"  a job failed: {error}")
-    if failed:
+    if has_failures(jobs):
         return 1
     rows = []
     for name, item in found.items():

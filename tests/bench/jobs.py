@@ -83,15 +83,24 @@ def epoch(spec: Spec, rank: int, ranks: int) -> Spec:
     if ranks > 1:
         dist.barrier()  # otherwise the first exchange would wait for a rank whose imports take longer
     began = time.monotonic()
+    first: Spec = {"first_s": None, "processes": 0}
+
+    def note_first(_batch: Any, _info: Any) -> None:
+        if first["first_s"] is None:
+            first["first_s"] = time.monotonic() - began
+            first["processes"] = sum(1 for _ in find_descendants(os.getpid()))
+
+    return first | take(spec, rank, began, note_first)
+
+
+def take(spec: Spec, rank: int, began: float, use: Callable[[Any, Any], object]) -> Spec:
+    """Gives ``use`` the steps of an epoch, and returns what they held, the error at their end, and the time since ``began``."""
     loader, pop = make_loader(spec, rank)
     seen: Spec = {"numbers": [], "padded": [], "real": [], "groups": [], "scales": [], "idle": 0}
-    first_s = None
-    error, processes = None, 0
+    error = None
     try:
         for batch, info in read(loader, pop):
-            if first_s is None:
-                first_s = time.monotonic() - began
-                processes = sum(1 for _ in find_descendants(os.getpid()))
+            use(batch, info)
             _note(seen, batch, info)
             if len(seen["padded"]) == spec.get("break_at", {}).get(str(rank)):
                 break
@@ -100,14 +109,7 @@ def epoch(spec: Spec, rank: int, ranks: int) -> Spec:
     seconds = time.monotonic() - began
     if hasattr(loader, "close"):
         loader.close()
-    return {
-        **seen,
-        "processes": processes,
-        "first_s": first_s,
-        "seconds": seconds,
-        "error": error,
-        "steps": len(seen["padded"]),
-    }
+    return {**seen, "seconds": seconds, "error": error, "steps": len(seen["padded"])}
 
 
 def _import(kind: str) -> None:
@@ -187,18 +189,7 @@ def train(spec: Spec, rank: int, ranks: int) -> Spec:
     """Trains a plain DDP model to the end of the epoch."""
     torch.manual_seed(0)
     model = DistributedDataParallel(Model())
-    loader, pop = make_loader(spec, rank)
-    seen: Spec = {"numbers": [], "padded": [], "real": [], "groups": [], "scales": [], "idle": 0}
-    error = None
-    try:
-        for batch, info in read(loader, pop):
-            _note(seen, batch, info)
-            (model(batch) * info.loss_scale).backward()
-    except Exception as raised:
-        error = f"{type(raised).__name__}: {raised}"[:600]
-    if hasattr(loader, "close"):
-        loader.close()
-    return {**seen, "error": error, "steps": len(seen["padded"])}
+    return take(spec, rank, time.monotonic(), lambda batch, info: (model(batch) * info.loss_scale).backward())
 
 
 def breaks(spec: Spec, rank: int, ranks: int) -> Spec:
@@ -237,7 +228,9 @@ def _count_left(born: set[int]) -> dict[str, int]:
 
 
 def exchange(spec: Spec, rank: int, ranks: int) -> Spec:
-    """Measures one round of the exchange: an agreement, and a sum over the counts of ``spec["steps"]`` steps."""
+    """Returns the bytes that this rank sends in one round of the exchange: an agreement, and a sum over the counts of
+    ``spec["steps"]`` steps.
+    """
     from odb_ref.core.peers import POST_SIZE
     from odb_ref.torch.exchange.identity import LoaderOrigin
     from odb_ref.torch.exchange.rendezvous import make_transport
@@ -245,26 +238,13 @@ def exchange(spec: Spec, rank: int, ranks: int) -> Spec:
 
     identity = LoaderOrigin(None, None).begin("", 1, is_common=False, is_alone=False)
     transport = make_transport(Ranks().make_roster(), identity, spec["transport"], 60.0)
-    offer, counts = [rank] * (POST_SIZE + 3), [rank] * (3 * spec["steps"])
-
-    def play(rounds: int) -> None:
-        for _ in range(rounds):
-            transport.reduce_offers(offer)
-            transport.reduce_sum(counts)
-
-    play(spec["rounds"] // 10)
-    links = transport.links
-    before = links.messages, links.bytes
-    began, cpu = time.monotonic(), time.process_time()
-    play(spec["rounds"])
-    seconds, cpu_s = time.monotonic() - began, time.process_time() - cpu
-    rounds = spec["rounds"]
-    found = {"collectives": 2 * rounds, "bytes": links.bytes - before[1], "messages": links.messages - before[0]}
+    before = transport.links.bytes
+    transport.reduce_offers([rank] * (POST_SIZE + spec["flags"]))
+    transport.reduce_sum([rank] * (3 * spec["steps"]))
+    sent = transport.links.bytes - before
     dist.barrier()
     transport.links.close()
-    return {"cpu_us": cpu_s / rounds * 1e6, "wall_us": seconds / rounds * 1e6} | {
-        key: value / rounds for key, value in found.items()
-    }
+    return {"bytes": sent}
 
 
 JOBS: dict[str, Callable[[Spec, int, int], Spec]] = {

@@ -38,6 +38,11 @@ class Rank:
         """True if it was stopped by the time limit."""
         return self.exit_status is None
 
+    @property
+    def found(self) -> dict[str, Any]:
+        """What it reported, or else the ``error`` that it ended with."""
+        return {"error": self.error or "hung"} if self.data is None else self.data
+
 
 def launch(
     job: str,

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from odb_ref import Batching
 from tests.bench.data import Texts, collate, compute_shards
 from tests.bench.launch import launch
-from tests.bench.report import Spread, print_table
+from tests.bench.report import Spread, has_failures, print_table
 from tests.helpers.options import nested
 
 Spec = dict[str, Any]
@@ -196,24 +196,10 @@ def _control(kind: str, turns: int) -> Spec:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class SlowTexts:
-    """Texts that take time to read, but no processor."""
-
-    texts: Texts
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __getitem__(self, index: int) -> Spec:
-        time.sleep(SLOW_SAMPLE_S)
-        return self.texts[index]
-
-
 def first(spec: Spec, rank: int, ranks: int) -> Spec:
     """Returns the seconds to the first step, or with ``kind`` "fill" until a plain DataLoader has read a window."""
     lengths = compute_shards(TRACE, [SAMPLES_PER_RANK] * ranks)[rank]
-    dataset: Any = SlowTexts(Texts(lengths, rank * SAMPLES_PER_RANK))
+    dataset = Texts(lengths, rank * SAMPLES_PER_RANK, read_s=SLOW_SAMPLE_S)
     workers, window = spec["workers"], spec["window"]
     if spec["kind"] == "fill":
         began = time.monotonic()
@@ -240,12 +226,12 @@ def measure_process(windows: tuple[int, ...], say: Callable[[str], None]) -> Spe
     found: Spec = {"busy": {}, "control": {}, "first": {}}
     for kind in ("alone", "rival"):
         say(f"training process, control: {kind}")
-        found["control"][kind] = _collect(launch("busy", {"control": kind}, limit_s=LIMIT_S))
+        found["control"][kind] = [rank.found for rank in launch("busy", {"control": kind}, limit_s=LIMIT_S)]
     for window in windows:
         for workers in (WORKERS, 0):
             say(f"training process, window {window}, {workers} workers")
             results = launch("busy", {"window": window, "workers": workers}, ranks=2, limit_s=LIMIT_S)
-            found["busy"][f"{window} {workers}"] = _collect(results)
+            found["busy"][f"{window} {workers}"] = [rank.found for rank in results]
     for name, spec in (
         ("fill", {"kind": "fill"}),
         ("ours", {"kind": "ours", "options": {}}),
@@ -253,21 +239,13 @@ def measure_process(windows: tuple[int, ...], say: Callable[[str], None]) -> Spe
     ):
         say(f"first step, {name}")
         results = launch("first", {"window": 1024, "workers": WORKERS, **spec}, ranks=2, limit_s=LIMIT_S)
-        found["first"][name] = _collect(results)
+        found["first"][name] = [rank.found for rank in results]
     return found
-
-
-def _collect(results: Any) -> list[Spec]:
-    return [item.data if item.data is not None else {"error": item.error or "hung"} for item in results]
 
 
 def print_process(found: Spec) -> int:
     """Prints two tables, and returns 1 if a job failed."""
-    jobs = [item for part in found.values() for runs in part.values() for item in runs]
-    errors = [item["error"] for item in jobs if "error" in item]
-    for error in errors:
-        print(f"  a job failed: {error}")
-    if errors:
+    if has_failures(item for part in found.values() for runs in part.values() for item in runs):
         return 1
     rows = [
         [f"control: {'no other thread' if kind == 'alone' else 'a thread that runs Python'}", *_show_shares(runs)]

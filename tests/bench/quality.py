@@ -137,24 +137,6 @@ def print_quality(found: Mapping[Cell, Mapping[str, Summary]], *, rule: str = RU
         [[str(cell), *(f"{ways[way.name].efficiency:.3f}" for way in WAYS)] for cell, ways in long.items()],
     )
     print_table(
-        "Order of the same epochs: autocorrelation of the mean length from step to step, and samples moved by (mean)",
-        ["cell", *(f"{way.name}{what}" for way in (PADDED, PACKED_SHARED, PEER) for what in (", length", ", moved"))],
-        [
-            [
-                str(cell),
-                *(
-                    text
-                    for way in (PADDED, PACKED_SHARED, PEER)
-                    for text in (
-                        f"{ways[way.name].length_autocorrelation:.2f}",
-                        f"{ways[way.name].displacement_samples:,.0f}",
-                    )
-                ),
-            ]
-            for cell, ways in long.items()
-        ],
-    )
-    print_table(
         "Excess of padded batches by the peer's, epochs of 1 to 50 windows (below 1: ours is better)",
         ["cell", *(f"{windows} windows" for windows in EPOCHS)],
         [

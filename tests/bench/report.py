@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,14 @@ def format_number(value: float) -> str:
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+def has_failures(jobs: Iterable[Mapping[str, Any]]) -> bool:
+    """Prints the errors of jobs that ended with one, see `Rank.found`."""
+    errors = [job["error"] for job in jobs if "error" in job]
+    for error in errors:
+        print(f"  a job failed: {error}")
+    return bool(errors)
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -1,6 +1,6 @@
-"""The loaders beside each other: throughput, time to the first step, exchange, and the quality of batches.
+"""The loaders beside each other: throughput, time to the first step, and the quality of batches.
 
-All but the exchange comes from one job: an epoch over the same shards without a model, so that only the loader costs time.
+All comes from one job: an epoch over the same shards without a model, so that only the loader costs time.
 Loaders take turns inside each repetition, and a ratio compares two jobs of the same repetition.
 """
 
@@ -13,9 +13,7 @@ from itertools import zip_longest
 from typing import Any, Final
 
 from odb_ref.core.batching.grouping import compute_groups
-from odb_ref.core.peers import POST_SIZE
 from odb_ref.core.types import Sample
-from odb_ref.torch.exchange.collectives import FAN
 from tests.bench.cases import has_peer
 from tests.bench.data import compute_shards
 from tests.bench.launch import Rank, launch
@@ -27,10 +25,6 @@ WINDOW_SAMPLES: Final = 256
 WORKERS: Final = 2
 SAMPLES_PER_RANK: Final = 2000
 LIMIT_S: Final = 120.0
-FLAGS: Final = 3
-"""The integers that an adapter's message carries in addition to the offer."""
-NEAR: Final = (2, 4)
-FAR: Final = (512, 4096)
 
 Figures = dict[str, Any]
 
@@ -52,12 +46,10 @@ class Runs:
 
     def add(self, results: Sequence[Rank]) -> None:
         """Adds a repetition."""
-        data = [rank.data for rank in results]
-        missing = [f"rank {number}: {rank.error or 'hung'}" for number, rank in enumerate(results) if rank.data is None]
-        found = [item for item in data if item is not None]
-        missing += [item["error"] for item in found if item["error"]]
-        if missing or not found:
-            self.troubles.append(missing[0] if missing else "nothing came back")
+        found = [rank.found for rank in results]
+        errors = [f"rank {number}: {item['error']}" for number, item in enumerate(found) if item["error"]]
+        if errors:
+            self.troubles.append(errors[0])
             return
         samples = sum(len(item["numbers"]) for item in found)
         self.samples_per_s.append(samples / max(item["seconds"] for item in found))
@@ -117,25 +109,16 @@ def print_speed(runs: dict[str, Runs], samples: int, trace: str) -> None:
         speed = compute_ratios(ours.samples_per_s, other.samples_per_s)
         first = compute_ratios(ours.first_s, other.first_s)
         later = compute_ratios(ours.later_per_s, other.later_per_s)
-        rows.append([f"ours / {name}", *map(_show, (speed, first, later)), *_list_troubles(other)])
+        trouble = f"{len(other.troubles)} failed: {other.troubles[0][:80]}" if other.troubles else ""
+        rows.append([f"ours / {name}", *map(_show, (speed, first, later)), trouble])
     print_table(
         f"Loader, {ours.ranks} rank(s) of {samples:,} samples of {trace}, {WORKERS} workers each, {len(ours.steps)} "
         "repetitions: median (least to greatest)",
-        [
-            "",
-            "samples/s",
-            "time to first step",
-            "samples/s after it",
-            *([""] if any(len(row) > 4 for row in rows) else []),
-        ],
-        [[*row, *([""] if len(row) < 5 and any(len(r) > 4 for r in rows) else [])] for row in rows],
+        ["", "samples/s", "time to first step", "samples/s after it", ""],
+        rows,
     )
     for trouble in ours.troubles:
         print(f"  ours: {trouble}")
-
-
-def _list_troubles(runs: Runs) -> list[str]:
-    return [f"{len(runs.troubles)} failed: {runs.troubles[0][:80]}"] if runs.troubles else []
 
 
 def _show(spread: Spread | None) -> str:
@@ -171,58 +154,6 @@ def print_quality(runs: dict[str, Runs], optimum: int, window: int, trace: str) 
 
 def _show_all(values: Sequence[float]) -> str:
     return _show(Spread.of(values) if values else None)
-
-
-def measure_exchange(ranks: int, rounds: int) -> dict[str, Figures]:
-    """Returns by transport the collectives, bytes and CPU time of one round on one rank."""
-    found = {}
-    for transport in ("reduce", "gather"):
-        say(f"exchange, {ranks} ranks, {transport}")
-        results = launch(
-            "exchange", {"transport": transport, "rounds": rounds, "steps": 16}, ranks=ranks, limit_s=LIMIT_S
-        )
-        data = [rank.data for rank in results if rank.data is not None]
-        if len(data) == ranks:
-            found[transport] = {key: sum(item[key] for item in data) / ranks for key in data[0]}
-    return found
-
-
-def compute_round_bytes(transport: str, ranks: int, steps: int) -> int:
-    """Returns the bytes that the tree's busiest rank sends in one round of ``steps`` steps, without message headers."""
-    message = 8 * (POST_SIZE + FLAGS) + 8 * 3 * steps
-    children = min(FAN, ranks - 1)
-    # The root has no parent. With more levels, a rank in between also sends up.
-    parents = int(ranks > 1 + FAN)
-    return message * (children + parents if transport == "reduce" else children * ranks)
-
-
-def print_exchange(measured: dict[int, dict[str, Figures]]) -> None:
-    """Prints a row for each transport and world, measured and by formula."""
-    rows = []
-    for transport in ("reduce", "gather"):
-        for ranks, found in measured.items():
-            if transport in found:
-                figures = found[transport]
-                formula = compute_round_bytes(transport, ranks, 16)
-                rows.append(
-                    [
-                        f"ours, {transport}",
-                        f"{ranks}",
-                        f"{figures['collectives']:.0f}",
-                        f"{figures['bytes']:,.0f}",
-                        f"{formula:,}",
-                        f"{figures['cpu_us'] / measured[min(measured)]['reduce']['cpu_us']:.2f}",
-                    ]
-                )
-        rows += [
-            [f"ours, {transport}", f"{ranks}", "2", "-", f"{compute_round_bytes(transport, ranks, 16):,}", "-"]
-            for ranks in FAR
-        ]
-    print_table(
-        "Exchange, one round of 16 steps, per rank: what goes in and what comes back",
-        ["", "ranks", "collectives", "bytes, measured", "bytes, formula", "CPU (reduce at 2 = 1)"],
-        rows,
-    )
 
 
 def list_kinds() -> list[str]:

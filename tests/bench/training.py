@@ -193,15 +193,14 @@ def measure_training(repetitions: int, say: Callable[[str], None]) -> dict[str, 
 
 
 def _add(training: Training, kind: str, results: Sequence[Rank]) -> None:
-    data = [rank.data for rank in results]
-    if None in data:
-        training.trouble = next(
-            (f"rank {i}: {rank.error or 'hung'}" for i, rank in enumerate(results) if not rank.data)
-        )
+    found = [rank.found for rank in results]
+    errors = [f"rank {number}: {item['error']}" for number, item in enumerate(found) if "error" in item]
+    if errors:
+        training.trouble = errors[0]
         return
-    ranks = [item["steps"] for item in data if item is not None]
+    ranks = [item["steps"] for item in found]
     samples = [list(chain.from_iterable(step[1] for step in steps)) for steps in ranks]
-    training.samples_per_s.append(sum(map(len, samples)) / max(item["seconds"] for item in data if item is not None))
+    training.samples_per_s.append(sum(map(len, samples)) / max(item["seconds"] for item in found))
     training.steps = max(map(len, ranks))
     critical = sum(max(step[0] for step in row) for row in zip_longest(*ranks, fillvalue=(0, [], 0.0)))
     real = sum(map(len, chain.from_iterable(samples)))

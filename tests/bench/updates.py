@@ -220,22 +220,11 @@ LEAST_STEPS: Final = 0.9
 """The goal for steps per second relative to free mode, from a source that is ready."""
 
 
-class Slow(Texts):
-    """Texts that take time to read."""
-
-    delay_s = 0.0
-
-    def __getitem__(self, index: int) -> Any:
-        time.sleep(self.delay_s)
-        return super().__getitem__(index)
-
-
 def race(spec: Spec, rank: int, ranks: int) -> Spec:
     """Runs epochs of each way in turn, and returns seconds, steps, and seconds to the first step."""
     from odb_ref.torch import ODBDataLoader
 
-    data = Slow(compute_shards(TRACE, [spec["samples"]])[0], 0)
-    data.delay_s = spec["delay_s"]
+    data = Texts(compute_shards(TRACE, [spec["samples"]])[0], 0, read_s=spec["delay_s"])
     found: Spec = {name: [] for name in WAYS}
     for _ in range(spec["repetitions"]):
         for name, way in WAYS.items():

@@ -96,25 +96,6 @@ def test_the_peers_of_a_rank_have_one_fingerprint() -> None:
     assert "peers" not in json.loads(Config(**GOOD).shared_json)
 
 
-def test_the_padded_layout_is_not_spoken_of() -> None:
-    """Fingerprints and traces from before there were layouts stay the same."""
-    assert "layout" not in json.loads(Config(**GOOD).shared_json)
-    assert json.loads(Config(**GOOD, layout=Layout.PACKED).shared_json)["layout"] == "packed"
-
-
-def test_without_limits_the_shared_configuration_does_not_speak_of_them() -> None:
-    """Fingerprints and traces from before there were limits stay the same."""
-    assert "limits" not in json.loads(Config(**GOOD).shared_json)
-    assert Config(**GOOD, limits=(1, 2)).fingerprint != Config(**GOOD, limits=(2, 1)).fingerprint
-
-
-def test_the_fingerprint_is_56_bits_and_stays_the_same() -> None:
-    config = Config(**GOOD)
-    assert 0 <= config.fingerprint < 2**56
-    assert json.loads(config.shared_json)["rule"] == "odb"
-    assert config.fingerprint == Config(**GOOD).fingerprint
-
-
 def test_the_first_windows_are_smaller_by_halves() -> None:
     config = Config(**GOOD, ramp_rounds=3)
     assert [config.compute_window_samples(round_) for round_ in range(6)] == [2, 4, 8, 16, 16, 16]

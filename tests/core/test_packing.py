@@ -13,25 +13,22 @@ from hypothesis import strategies as st
 from odb_ref.core.batching.grouping import compute_rows
 from odb_ref.core.types import Sample
 from tests.helpers.partitions import count_fewest
+from tests.helpers.world import make_shard
 
 LENGTHS = st.lists(st.integers(1, 20), max_size=30)
 
 
-def make_samples(lengths: list[int]) -> list[Sample]:
-    return [Sample(7 * position, position, length, 0) for position, length in enumerate(lengths)]
-
-
 @given(st.lists(st.integers(1, 12), max_size=8), st.integers(1, 30))
 def test_there_are_fewer_than_twice_the_fewest_groups(lengths: list[int], budget: int) -> None:
-    groups = len(compute_rows(make_samples(lengths), budget))
+    groups = len(compute_rows(make_shard(lengths), budget))
     fewest = count_fewest(lengths, lambda group: sum(group) <= budget)
     assert fewest <= groups < 2 * fewest or groups == fewest == 0
 
 
 @given(LENGTHS, st.integers(1, 60), st.randoms(use_true_random=False))
 def test_the_order_in_which_samples_come_does_not_matter(lengths: list[int], budget: int, rng: random.Random) -> None:
-    samples = make_samples(lengths)
-    shuffled = samples.copy()
+    samples = make_shard(lengths)
+    shuffled = list(samples)
     rng.shuffle(shuffled)
     assert compute_rows(shuffled, budget) == compute_rows(samples, budget)
 

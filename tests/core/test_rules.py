@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from odb_ref.core.batching.rules import RULES, TargetRule, compute_bounds, compute_checked_target, get_rule
 from odb_ref.core.errors import InvariantError, RuleError, UsageError
 from odb_ref.core.offer import NONE, Offer, reduce_offers
-
-
-def make_offer(samples: int, groups: int, due: int, is_ended: bool) -> Offer:
-    return Offer(
-        round_min=0, round_max=0, fingerprint_min=0, fingerprint_max=0, ready_min=1, failed_rank=NONE, stop_step=NONE,
-        stop_rank=NONE, samples_min=samples, samples_max=samples, groups_min=NONE if is_ended else groups,
-        groups_max=groups, due_max=due,
-    )  # fmt: skip
+from tests.helpers.world import make_offer
 
 
 @st.composite
@@ -27,7 +20,8 @@ def offers(draw: st.DrawFn) -> Offer:
     is_ended = draw(st.booleans())
     samples = draw(st.integers(0 if is_ended else 1, 20))
     groups = draw(st.integers(min(1, samples), samples))
-    return make_offer(samples, groups, draw(st.integers(0, groups)), is_ended)
+    due, least = draw(st.integers(0, groups)), NONE if is_ended else groups
+    return make_offer(samples=samples, groups=groups, groups_min=least, due_max=due)
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -69,17 +63,17 @@ class Meddling:
 
 def test_a_rule_changes_no_bound_and_no_agreement() -> None:
     """Spec: R3.3."""
-    agreement = make_offer(5, 3, 0, False)
+    agreement = make_offer(samples=5, groups=3)
     with pytest.raises(RuleError, match=r"outside 1\.\.5"):
         compute_checked_target(Meddling(), agreement)
-    assert agreement == make_offer(5, 3, 0, False)
+    assert agreement == make_offer(samples=5, groups=3)
 
 
 @pytest.mark.parametrize(("due", "answer"), [(0, -1), (0, 0), (0, 6), (2, 1), (2, 6)])
 def test_a_rule_outside_its_bounds_is_named(due: int, answer: int) -> None:
     """Spec: R3.3, R8."""
     with pytest.raises(RuleError, match=rf"'always' returned {answer}, outside {max(1, due)}\.\.5") as caught:
-        compute_checked_target(Always(answer), make_offer(5, 3, due, False))
+        compute_checked_target(Always(answer), make_offer(samples=5, groups=3, due_max=due))
     assert isinstance(caught.value, InvariantError)
     assert caught.value.invariant == "RULE-BOUNDS"
 
@@ -88,20 +82,20 @@ def test_a_rule_outside_its_bounds_is_named(due: int, answer: int) -> None:
 def test_an_answer_that_is_no_integer_is_named(answer: int) -> None:
     """Spec: R3.3."""
     with pytest.raises(RuleError, match=rf"'always' returned {answer}"):
-        compute_checked_target(Always(answer), make_offer(5, 3, 0, False))
+        compute_checked_target(Always(answer), make_offer(samples=5, groups=3))
 
 
 def test_a_rule_that_raises_is_named() -> None:
     """Spec: R3.3, R8."""
     with pytest.raises(RuleError, match="'always' raised TypeError: no such answer, for Offer") as caught:
-        compute_checked_target(Raising(0), make_offer(5, 3, 0, False))
+        compute_checked_target(Raising(0), make_offer(samples=5, groups=3))
     assert isinstance(caught.value.__cause__, TypeError)
 
 
 @pytest.mark.parametrize("kind", [RuleError, UsageError])
 def test_what_a_rule_that_is_asked_elsewhere_says_of_itself_is_told_as_it_is(kind: type[Exception]) -> None:
     with pytest.raises(kind) as caught:
-        compute_checked_target(Raising(0, error=kind("does not answer")), make_offer(5, 3, 0, False))
+        compute_checked_target(Raising(0, error=kind("does not answer")), make_offer(samples=5, groups=3))
     assert str(caught.value) == str(kind("does not answer"))
 
 

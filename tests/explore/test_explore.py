@@ -32,7 +32,7 @@ from odb_ref.core.machine import transition
 from odb_ref.core.offer import NONE
 from odb_ref.core.rounds import Transition
 from odb_ref.core.state import Phase, State
-from tests.helpers.commands import refuse
+from tests.helpers.commands import get_figures, refuse
 from tests.mutants.loader import load
 from tests.mutants.table import MUTANTS
 
@@ -316,13 +316,11 @@ def test_a_schedule_that_is_not_possible_is_refused(tmp_path: Path, capsys: pyte
 
 
 def test_figures_and_graph_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figures, graph = tmp_path / "explore.json", tmp_path / "explore.dot"
-    arguments = ["--shard-sizes", "2,1", "--failures", "1", "--json", str(figures), "--graph", str(graph)]
-    assert main(["explore", *arguments]) == 0
+    graph = tmp_path / "explore.dot"
+    data = get_figures(f"explore --shard-sizes 2,1 --failures 1 --graph {graph}")
     shown = capsys.readouterr().out
     assert "all hold" in shown
     assert re.search(r"explore.dot: \d+ sinks, \d+ to \d+ transitions from the start", shown)
-    data = json.loads(figures.read_text(encoding="utf-8"))
     assert data["is_complete"] and data["counterexample"] is None
     lines = graph.read_text(encoding="utf-8").splitlines()
     assert sum(" -> " in line for line in lines) == data["edges"]
@@ -330,13 +328,11 @@ def test_figures_and_graph_are_written(tmp_path: Path, capsys: pytest.CaptureFix
     assert '[label="FailRead(0)"]' in "".join(lines)
 
 
-def test_budgets_that_change_are_named_on_the_command_line(tmp_path: Path) -> None:
+def test_budgets_that_change_are_named_on_the_command_line() -> None:
     """Spec: R15. The worlds are those of the bounds that the options describe."""
-    figures = tmp_path / "explore.json"
-    options = ["--shard-sizes", "3,2", "--accept", "1:2", "--accept", "1:4", "--budget-schedule", "0:3,2:4"]
-    assert main(["explore", *options, "--json", str(figures)]) == 0
+    figures = get_figures("explore --shard-sizes 3,2 --accept 1:2 --accept 1:4 --budget-schedule 0:3,2:4")
     bounds = Bounds(lengths=compute_lengths((3, 2), (3, 1, 2)), accepted=((), (2, 4)), budget_schedule=((0, 3), (2, 4)))
-    assert json.loads(figures.read_text(encoding="utf-8"))["states"] == explore(bounds).states
+    assert figures["states"] == explore(bounds).states
 
 
 def test_the_graph_is_written_as_graphml_too(tmp_path: Path) -> None:

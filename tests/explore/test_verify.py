@@ -35,6 +35,7 @@ from odb_ref.core.batching.rules import OdbRule, PaperRule, compute_bounds
 from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import Offer
 from tests.explore.wrong_rules import BOUNDS, HOLDS, NAME, PURE, RIGHT, TABLE, find
+from tests.helpers.commands import get_figures
 
 RULES = Path(__file__).parents[2] / "examples" / "rules"
 HASTY, SMOOTH, EAGER = (f"{RULES / name}.py:{name.capitalize()}Rule" for name in ("hasty", "smooth", "eager"))
@@ -216,14 +217,12 @@ def short(monkeypatch: pytest.MonkeyPatch, few: None) -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_a_right_rule_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figures = tmp_path / "verdict.json"
-    assert main(["verify", "--policy", EAGER, "--json", str(figures)]) == 0
+def test_a_right_rule_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    data = get_figures(["verify", "--policy", EAGER])
     printed = capsys.readouterr().out
     assert "VIOLATED" not in printed
     assert "holds for:" in printed and "not checked:" in printed
     assert "half of them in round" in " ".join(printed.split())  # it is broken into lines
-    data = json.loads(figures.read_text(encoding="utf-8"))
     assert data["ok"] and data["name"] == "eager"
     assert {entry["verdict"] for entry in data["properties"].values()} == {"holds"}
     assert set(data["properties"]) == {*PROPERTIES, "ORDER"}

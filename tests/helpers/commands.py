@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from odb_sim.cli.main import main
+
+
+def get_figures(command: str | Sequence[str], *more: str) -> Any:
+    """Returns the figures that the command writes, which must succeed. Where ``command`` is a string, spaces divide it."""
+    arguments = command.split() if isinstance(command, str) else command
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "figures.json"
+        assert main([*arguments, *more, "--json", str(path)]) == 0
+        return json.loads(path.read_text())
 
 
 def refuse(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> str:

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from odb_ref.torch import StepInfo
+from odb_ref.torch import ODBDataLoader, StepInfo
+from tests.helpers.options import nested
 from tests.torch import ranks
 from tests.torch.data import make_sample
 
@@ -57,12 +59,27 @@ def make_shard(rank: int) -> Samples:
     return Samples(range(sum(SIZES[:rank]), sum(SIZES[: rank + 1])))
 
 
+def make_all() -> Samples:
+    return Samples(range(sum(SIZES)))
+
+
+def make_data() -> Samples:
+    """Returns this rank's shard, or all samples in a job of one rank."""
+    return make_shard(dist.get_rank()) if dist.get_world_size() > 1 else make_all()
+
+
 def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "numbers": torch.tensor([sample["numbers"] for sample in samples]),
         "input_ids": pad_sequence([sample["input_ids"] for sample in samples], batch_first=True),
         "labels": pad_sequence([sample["labels"] for sample in samples], batch_first=True, padding_value=-100),
     }
+
+
+def make_loader(data: Samples, **options: Any) -> ODBDataLoader:
+    """Returns a loader with `OPTIONS`, unless ``options`` say otherwise."""
+    options = OPTIONS | {"collate_fn": collate} | options
+    return ODBDataLoader(data, token_budget=BUDGET_TOKENS, **nested(**options))
 
 
 class Model(nn.Module):

@@ -23,19 +23,18 @@ from odb_ref.integrations.accelerate import accumulate
 from odb_ref.integrations.progress import Intervals, Progress
 from odb_ref.torch import JobState, ODBDataLoader, UsageError
 from odb_ref.torch.loop import StepGuard
-from tests.helpers.options import nested
 from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
-    OPTIONS,
     SIZES,
     STEPS,
     Model,
-    Samples,
     check_coverage,
     check_weights,
     collate,
     get_weights,
+    make_all,
+    make_loader,
     make_shard,
     run_each,
     run_ranks,
@@ -43,30 +42,39 @@ from tests.integrations.common import (
 from tests.torch.ranks import get_values
 
 
-def train(accelerator: Any, rank: int, steps: int, *, is_told_always: bool = False) -> Any:
-    """Trains two epochs. The optimizer is called in every step, as in Accelerate's guides, or at the end of a window."""
-    options = OPTIONS | {"shard": "given", "accumulation_steps": steps, "collate_fn": collate}
-    model = Model()
+def train_epoch(
+    accelerator: Any, model: Any, optimizer: Any, loader: Any, *, is_told_always: bool = False
+) -> list[list[int]]:
+    """Returns the sample numbers of each update. The optimizer is called in every step, as in Accelerate's guides, or at the
+    end of a window.
+    """
     updates: list[list[int]] = [[]]
-    with ODBDataLoader(make_shard(rank), token_budget=BUDGET_TOKENS, **nested(**options)) as loader:
+    for batch, info in loader.steps():
+        with accumulate(accelerator, model, info):
+            accelerator.backward(info.scale(model(batch["input_ids"], batch["labels"])["loss"]))
+            if is_told_always:
+                optimizer.step()
+                optimizer.zero_grad()
+        updates[-1] += [] if info.is_idle else batch["numbers"].tolist()
+        if info.is_update_end:
+            if not is_told_always:
+                optimizer.step()
+                optimizer.zero_grad()
+            updates.append([])
+    assert updates.pop() == []
+    return updates
+
+
+def train(accelerator: Any, rank: int, steps: int, *, is_told_always: bool = False) -> Any:
+    """Trains two epochs."""
+    model = Model()
+    with make_loader(make_shard(rank), shard="given", accumulation_steps=steps) as loader:
         wrapped, optimizer, prepared = accelerator.prepare(
             model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), loader
         )
         assert prepared is loader
-        for _ in range(2):
-            for batch, info in loader.steps():
-                with accumulate(accelerator, wrapped, info):
-                    accelerator.backward(info.scale(wrapped(batch["input_ids"], batch["labels"])["loss"]))
-                    if is_told_always:
-                        optimizer.step()
-                        optimizer.zero_grad()
-                updates[-1] += [] if info.is_idle else batch["numbers"].tolist()
-                if info.is_update_end:
-                    if not is_told_always:
-                        optimizer.step()
-                        optimizer.zero_grad()
-                    updates.append([])
-    assert updates.pop() == []
+        parts = accelerator, wrapped, optimizer, loader
+        updates = [update for _ in range(2) for update in train_epoch(*parts, is_told_always=is_told_always)]
     return updates, get_weights(model)
 
 
@@ -87,10 +95,9 @@ def test_the_weights_are_those_of_one_process_on_the_union() -> None:
 def train_guarded(rank: int, folder: Path) -> Any:
     """Rank 1 runs out of memory whenever it has several samples. Checkpoints are due by numbers of samples."""
     accelerator = Accelerator(cpu=True)
-    options = OPTIONS | {"accumulation_steps": 2, "collate_fn": collate}
     model, updates = Model(), [[]]
     intervals, saved, seen = Intervals(save_samples=10), [], []
-    with ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **nested(**options)) as loader:
+    with make_loader(make_all(), accumulation_steps=2) as loader:
         wrapped, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
         progress = Progress(loader.estimate_steps() / 2)
         accelerator.register_for_checkpointing(progress, JobState(loader))
@@ -142,12 +149,8 @@ def schedule(rank: int, settings: dict[str, Any], taken: int = 0) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
     wrapped, optimizer, prepared = accelerator.prepare(model, optimizer, scheduler)
-    options = OPTIONS | {"accumulation_steps": 2, "collate_fn": collate}
     updates = 0
-    with (
-        warnings.catch_warnings(record=True) as caught,
-        ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **nested(**options)) as loader,
-    ):
+    with warnings.catch_warnings(record=True) as caught, make_loader(make_all(), accumulation_steps=2) as loader:
         warnings.simplefilter("always")
         for batch, info in loader.steps():
             with accumulate(accelerator, wrapped, replace(info, step=info.step + taken)):
@@ -194,8 +197,7 @@ def test_an_accelerator_that_divides_as_well_or_is_expected_to_is_refused() -> N
 
 
 def make_registered(accelerator: Any) -> ODBDataLoader:
-    options = OPTIONS | {"shuffle": True, "collate_fn": collate}
-    loader = ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **nested(**options))
+    loader = make_loader(make_all(), shuffle=True)
     accelerator.register_for_checkpointing(JobState(loader))
     return loader
 

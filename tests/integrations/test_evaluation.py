@@ -38,6 +38,8 @@ from tests.integrations.common import (
     Samples,
     collate,
     get_sample,
+    make_all,
+    make_loader,
     make_shard,
     run_ranks,
 )
@@ -75,7 +77,7 @@ def loop(model: nn.Module, rank: int, reduce: Any) -> Any:
     """Every rank calls the model in each step, even when idle, because a sharded model gathers its weights there."""
     totals = torch.zeros(2, dtype=torch.float64)
     numbers: list[int] = []
-    with ODBDataLoader(make_shard(rank), **nested(**GIVEN)) as loader, torch.no_grad():
+    with make_loader(make_shard(rank), shard="given") as loader, torch.no_grad():
         for batch, info in loader.steps():
             loss = model(input_ids=batch["input_ids"], labels=batch["labels"])["loss"]
             if info.local_supervised:
@@ -91,7 +93,7 @@ def add_up(totals: Any) -> Any:
 
 
 def refuse_rows(rank: int) -> str:
-    with ODBDataLoader(make_shard(rank), **nested(**GIVEN)) as loader:
+    with make_loader(make_shard(rank), shard="given") as loader:
         _, info = next(loader.steps())
         with pytest.raises(UsageError) as caught:
             gather_samples(range(info.local_samples + rank), info)
@@ -121,7 +123,7 @@ def test_a_loop_of_ones_own_gathers_each_sample_once() -> None:
 
 
 def test_one_process_gathers_what_it_has() -> None:
-    with ODBDataLoader(Samples(ALL), **nested(**READ)) as loader:
+    with make_loader(make_all()) as loader:
         found = [number for batch, info in loader.steps() for number in gather_samples(batch["numbers"], info)]
     assert sorted(int(number) for number in found) == ALL
     assert {number.untyped_storage().nbytes() for number in found} == {8}, "a row keeps its batch in memory"
@@ -365,8 +367,8 @@ def evaluate_carelessly(rank: int, world_size: int, folder: Path) -> dict[str, s
     for kind in (ODBDataLoader, EvaluationLoader, LightningLoader):
         for entry in ("validate", "test", "predict", "fit"):
             with (
-                kind(Samples(ALL), **nested(**READ)) as loader,
-                LightningLoader(Samples(ALL), **nested(**READ)) as training,
+                kind(make_all(), **nested(**READ)) as loader,
+                LightningLoader(make_all(), **nested(**READ)) as training,
             ):
                 trainer = make_lightning(folder, world_size, callbacks=[training.callback], max_epochs=1)
                 loaders = (training, [training if kind is LightningLoader else loader]) if entry == "fit" else (loader,)
@@ -410,7 +412,7 @@ def test_an_evaluation_of_one_step_that_asks_nobody_is_noticed_by_the_next(tmp_p
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_loader_of_training_does_not_evaluate(tmp_path: Path) -> None:
-    with LightningLoader(Samples(ALL), **nested(**READ)) as loader:
+    with LightningLoader(make_all(), **nested(**READ)) as loader:
         trainer = make_lightning(tmp_path, 1, callbacks=[loader.callback], strategy="auto")
         with pytest.raises(UsageError, match="read to evaluate: use EvaluationLoader"):
             trainer.fit(Judged(), loader, loader)
@@ -423,7 +425,7 @@ def test_an_evaluation_loader_does_not_train(tmp_path: Path) -> None:
 
     trainer = make_lightning(tmp_path, 1, callbacks=[], max_epochs=1, strategy="auto")
     with (
-        EvaluationLoader(Samples(ALL), **nested(**READ)) as loader,
+        EvaluationLoader(make_all(), **nested(**READ)) as loader,
         pytest.raises(UsageError, match="to train, use LightningLoader"),
         warnings.catch_warnings(),
     ):

@@ -30,6 +30,7 @@ from tests.integrations.common import (
     check_weights,
     collate,
     get_weights,
+    make_all,
     make_shard,
     run_ranks,
 )
@@ -72,23 +73,25 @@ def make_trainer(
     names = ("odb", "model", "data_collator", "train_dataset", "eval_dataset")
     arguments = {name: settings.pop(name) for name in names if name in settings}
     odb = arguments.setdefault("odb", GIVEN)
-    defaults = {"save_strategy": "no", "num_train_epochs": 1, "lr_scheduler_type": "constant", "logging_steps": 1}
-    args = TrainingArguments(
-        output_dir=str(folder),
+    defaults: dict[str, Any] = {
         # An order of 11 steps, all with supervised tokens, in whose first epoch rank 1 has a batch above `MOST`.
-        data_seed=3,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        optim="sgd",
-        learning_rate=LEARNING_RATE,
-        max_grad_norm=0,
-        remove_unused_columns=False,
-        **(defaults | settings),
-    )
+        "data_seed": 3,
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "optim": "sgd",
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0,
+        "num_train_epochs": 1,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "remove_unused_columns": False,
+    }
+    args = TrainingArguments(output_dir=str(folder), **(defaults | settings))
     if pretend is not None:
         pretend()
-    dataset = make_shard(rank) if odb.loader.get("shard") == "given" else Samples(range(sum(SIZES)))
+    dataset = make_shard(rank) if odb.loader.get("shard") == "given" else make_all()
     return kind(**{"model": Model(), "args": args, "train_dataset": dataset, "data_collator": collate} | arguments)
 
 

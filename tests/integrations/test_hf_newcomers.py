@@ -27,10 +27,10 @@ from tests.integrations.common import (
     OPTIONS,
     SIZES,
     Model,
-    Samples,
     check_coverage,
     check_weights,
     get_sample,
+    make_all,
     run_ranks,
 )
 from tests.integrations.test_hf import AUTO, Recorder, make_llama, make_trainer, train
@@ -141,7 +141,7 @@ def test_what_means_nothing_or_something_else_is_said(tmp_path: Path) -> None:
         "odb must be ODBOptions(token_budget=...), got {'token_budget': 60}",
     ]
     assert any("dataloader_drop_last=True has no effect" in text for text in warned)
-    assert sorted(number for update in updates for number in update) == Samples(range(sum(SIZES))).numbers
+    assert sorted(number for update in updates for number in update) == make_all().numbers
 
 
 def check_run(rank: int, folder: Path) -> Any:

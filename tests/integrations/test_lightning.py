@@ -30,12 +30,12 @@ from tests.integrations.common import (
     SIZES,
     STEPS,
     Model,
-    Samples,
     check_coverage,
     check_weights,
     collate,
     find_due,
     get_weights,
+    make_all,
     make_shard,
     run_ranks,
 )
@@ -67,7 +67,7 @@ class Module(pl.LightningModule):
 
 def make_loader(rank: int | None, steps: int, **options: Any) -> LightningLoader:
     """Returns a loader of this rank's shard, or, without a rank, of all samples, which the loader divides among ranks."""
-    dataset = Samples(range(sum(SIZES))) if rank is None else make_shard(rank)
+    dataset = make_all() if rank is None else make_shard(rank)
     shard = {} if rank is None else {"shard": "given"}
     return LightningLoader(
         dataset,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,25 +32,25 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from odb_ref.integrations.accelerate import accumulate
-from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer
+from odb_ref.integrations.hf import ODBOptions
 from odb_ref.integrations.lightning import LightningLoader, scale_loss
-from odb_ref.torch import JobState, ODBDataLoader
+from odb_ref.torch import JobState
 from tests.helpers.options import nested
 from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     OPTIONS,
-    SIZES,
     Model,
-    Samples,
     check_coverage,
     collate,
     get_weights,
     join,
-    make_shard,
+    make_data,
+    make_loader,
     run_ranks,
     train_alone,
 )
+from tests.integrations.noting import Log, NotingTrainer
 from tests.integrations.test_hf import make_trainer
 from tests.integrations.test_lightning import make_trainer as make_lightning
 from tests.integrations.test_sharded import get_whole, is_sharded, make_sharded_trainer, pretend
@@ -63,37 +62,6 @@ AT = 4
 """The updates before the checkpoint, which is in the middle of the first of two epochs."""
 STEPS = 2
 """The batches of an update."""
-
-
-@dataclass
-class Log:
-    """One rank's record of a training."""
-
-    updates: list[list[int]] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    """The part of each update's loss from this rank's batches. Their mean over the ranks is the loss."""
-    weights: list[float] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    loss: float = 0.0
-
-    def note(self, batch: Any, info: Any, loss: Any) -> bool:
-        """Returns whether the checkpoint is due, which is equal on all ranks."""
-        self.numbers += [] if info.is_idle else batch["numbers"].tolist()
-        self.loss += loss.item()
-        if info.is_update_end:
-            self.updates.append(self.numbers)
-            self.losses.append(self.loss)
-            self.numbers, self.loss = [], 0.0
-        return bool(info.is_update_end) and len(self.updates) == AT
-
-
-def make_data() -> Samples:
-    return make_shard(dist.get_rank()) if dist.get_world_size() > 1 else Samples(range(sum(SIZES)))
-
-
-def make_loader() -> ODBDataLoader:
-    options = OPTIONS | {"shard": "given", "accumulation_steps": STEPS, "collate_fn": collate}
-    return ODBDataLoader(make_data(), token_budget=BUDGET_TOKENS, **nested(**options))
 
 
 # Plain torch --------------------------------------------------------------------------------------------------------------
@@ -114,7 +82,7 @@ def train_plain(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
     model, log = hold(strategy), Log()
     assert strategy == "ddp" or dist.get_world_size() == 1 or is_sharded(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.5)
-    with make_loader() as loader:
+    with make_loader(make_data(), shard="given", accumulation_steps=STEPS) as loader:
         saved: dict[str, Any] = {"loader": JobState(loader)}
         if is_resumed:
             weights, momenta = get_state_dict(model, optimizer)
@@ -132,7 +100,7 @@ def train_plain(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
                 if info.is_update_end:
                     optimizer.step()
                     optimizer.zero_grad()
-                if log.note(batch, info, loss) and not is_resumed:
+                if log.note(batch["numbers"], info, loss) == AT and not is_resumed:
                     weights, momenta = get_state_dict(model, optimizer)
                     dcp.save({"model": weights, "optimizer": momenta} | saved, checkpoint_id=folder)
     log.weights = get_weights(model) if strategy == "ddp" else get_whole(model)
@@ -162,7 +130,7 @@ def train_accelerate(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.5)
         model, optimizer = accelerator.prepare(model, optimizer)
-    with make_loader() as loader:
+    with make_loader(make_data(), shard="given", accumulation_steps=STEPS) as loader:
         accelerator.register_for_checkpointing(JobState(loader))
         if is_resumed:
             accelerator.load_state(str(folder))
@@ -173,7 +141,7 @@ def train_accelerate(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
                     accelerator.backward(loss)
                     optimizer.step()
                     optimizer.zero_grad()
-                if log.note(batch, info, loss) and not is_resumed:
+                if log.note(batch["numbers"], info, loss) == AT and not is_resumed:
                     accelerator.save_state(str(folder))
     log.weights = get_weights(model) if strategy == "ddp" else get_whole(model)
     return log
@@ -196,7 +164,7 @@ class Module(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = scale_loss(self, self.model(batch["input_ids"], batch["labels"])["loss"])
         # Lightning will divide by the steps of the update.
-        self.noted.note(batch, self.trainer.train_dataloader._info, loss.detach() / STEPS)
+        self.noted.note(batch["numbers"], self.trainer.train_dataloader._info, loss.detach() / STEPS)
         return loss
 
     def configure_optimizers(self) -> Any:
@@ -223,18 +191,6 @@ def train_lightning(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
 # Hugging Face -------------------------------------------------------------------------------------------------------------
 
 
-class NotingTrainer(ODBTrainer):
-    """Records the samples of each update, and the part of its loss."""
-
-    noted: Log
-
-    def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
-        info, batch = inputs[STEP_INFO], {"numbers": inputs.pop("numbers")}
-        loss = super().compute_loss(model, inputs, **kwargs)
-        self.noted.note(batch, info, info.scale(loss.detach()))
-        return loss
-
-
 def train_trainer(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
     momentum = "momentum=0" if strategy == "fsdp1" else "momentum=0.5"
     settings = {"optim_args": momentum, "save_strategy": "steps", "save_steps": AT, "num_train_epochs": 2}
@@ -245,8 +201,8 @@ def train_trainer(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
         trainer = make_trainer(dist.get_rank(), folder, **settings)
     else:
         trainer = make_sharded_trainer(dist.get_rank(), folder, int(strategy[-1]), pretend=pretend, **settings)
-    trainer.noted = log = Log()
     trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{AT}") if is_resumed else None)
+    log: Log = trainer.noted
     log.weights = get_weights(trainer.model) if strategy == "ddp" else get_whole(trainer.model_wrapped)
     return log
 

@@ -24,15 +24,12 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from odb_ref.integrations.accelerate import accumulate
-from odb_ref.torch import ODBDataLoader, UsageError
-from tests.helpers.options import nested
+from odb_ref.torch import UsageError
 from tests.integrations.common import (
-    BUDGET_TOKENS,
-    OPTIONS,
     SIZES,
     Model,
-    collate,
     get_weights,
+    make_loader,
     make_shard,
     run_ranks,
 )
@@ -76,8 +73,7 @@ def shard_nothing(rank: int, folder: Path) -> tuple[list[str], str]:
         warnings.simplefilter("always")
         trainer.train()
     AcceleratorState._reset_state(reset_partial_state=True)
-    options = OPTIONS | {"shard": "given", "collate_fn": collate}
-    with ODBDataLoader(make_shard(rank), token_budget=BUDGET_TOKENS, **nested(**options)) as loader:
+    with make_loader(make_shard(rank), shard="given") as loader:
         _, info = next(loader.steps())
     with pytest.raises(UsageError) as refused:
         accumulate(Accelerator(), Model(), info)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
-from odb_sim.cli.main import main
+
+from tests.helpers.commands import get_figures
 
 ROOT = Path(__file__).parents[2]
 README, INDEX = ROOT / "README.md", ROOT / "docs" / "index.md"
@@ -19,16 +19,9 @@ SAME_UPDATES = "compare mm_mix_real --global-batch 256 --shards shared --policy 
 
 
 @cache
-def find_speedups(command: str, folder: Path) -> Mapping[str, float]:
+def find_speedups(command: str) -> Mapping[str, float]:
     """Returns the speed-up of each policy from the command's JSON."""
-    path = folder / "figures.json"
-    assert main([*command.split(), "--json", str(path)]) == 0
-    return {entry["policy"]: entry["speedup"] for entry in json.loads(path.read_text())}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("figures")
+    return {entry["policy"]: entry["speedup"] for entry in get_figures(command)}
 
 
 def read_words(path: Path) -> str:
@@ -36,9 +29,9 @@ def read_words(path: Path) -> str:
     return re.sub(r"\s+", " ", path.read_text().replace("*", ""))
 
 
-def test_the_speed_up_at_the_same_updates(folder: Path) -> None:
-    padded = f"{find_speedups(SAME_UPDATES, folder)['odb']:.2f}"
-    packed = f"{find_speedups(f'{SAME_UPDATES} --layout packed', folder)['odb']:.2f}"
+def test_the_speed_up_at_the_same_updates() -> None:
+    padded = f"{find_speedups(SAME_UPDATES)['odb']:.2f}"
+    packed = f"{find_speedups(f'{SAME_UPDATES} --layout packed')['odb']:.2f}"
     assert f"on 8 ranks: {padded} times the samples per second" in read_words(README)
     assert f"and {packed} times with `--layout packed`" in read_words(README)
     assert f"{padded} times the samples per second" in read_words(INDEX)
@@ -52,8 +45,8 @@ def test_the_speed_up_at_the_same_updates(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_speed_up_of_the_free_mode(folder: Path) -> None:
-    found = find_speedups("compare mm_mix_real", folder)
+def test_the_speed_up_of_the_free_mode() -> None:
+    found = find_speedups("compare mm_mix_real")
     odb, bmt, gmt, packing = (f"{found[name]:.2f}" for name in ("odb", "bmt", "gmt", "packing"))
     said = f"reaches {odb} times at one global batch of about 199 samples"
     assert said in read_words(README)
@@ -62,8 +55,8 @@ def test_the_speed_up_of_the_free_mode(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trace", ["mm_mix_real", "llamafactory_demos", "gsm8k"])
-def test_a_row_of_the_figures(trace: str, folder: Path) -> None:
-    found = find_speedups(f"compare {trace}", folder)
+def test_a_row_of_the_figures(trace: str) -> None:
+    found = find_speedups(f"compare {trace}")
     row = re.search(rf"^\| {trace} \| \*\*([\d.]+)\*\* \|(.*)\|$", FIGURES.read_text(), re.MULTILINE)
     assert row is not None
     cells = [row[1], *(cell.strip() for cell in row[2].split("|"))]

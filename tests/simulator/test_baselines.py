@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, compute_batch_size, cut_sorted, pack_best_fit
-from odb_sim.cli.main import main
 from odb_sim.inputs.costs import CollectiveCost, Costs, GpuCost, LoaderCost
 from odb_sim.inputs.lengths import Lengths, list_bundled_names, load_lengths
 from odb_sim.inputs.workload import Sharding, Workload, build_workload
 from odb_sim.studies.runs import POLICIES, Run, run
 
 from odb_ref.core.types import Mode
-from tests.helpers.commands import refuse
+from tests.helpers.commands import get_figures, refuse
 from tests.helpers.effort import few
 
 load_once = cache(load_lengths)
@@ -175,11 +172,9 @@ def test_times_of_a_plan_follow_from_costs_and_depth() -> None:
     assert result.summary.trainer_wait_share == 0
 
 
-def test_compare_prints_every_policy_and_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "figures.json"
-    arguments = ["compare", "gsm8k", "--ranks", "4", "--token-budget", "4096", "--samples", "800", "--json", str(path)]
-    assert main(arguments) == 0
-    assert [figures["policy"] for figures in json.loads(path.read_text())] == list(POLICIES)
+def test_compare_prints_every_policy_and_writes_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    written = get_figures("compare gsm8k --ranks 4 --token-budget 4096 --samples 800")
+    assert [figures["policy"] for figures in written] == list(POLICIES)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if line.split() and line.split()[0] in POLICIES] == list(POLICIES)
     (standard,) = (line.split() for line in lines if line.startswith(" standard"))

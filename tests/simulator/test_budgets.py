@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.check import check_traces
 from odb_ref.trace.writing import TraceWriter
+from tests.helpers.commands import get_figures
 from tests.simulator.test_view import read_data
 
 SCHEDULE = parse_budget_schedule("0:2000,30:8000,60:3000")
@@ -69,28 +69,15 @@ def test_a_schedule_that_makes_no_sense_is_refused(text: str) -> None:
 
 
 def test_pages_of_a_run_tell_which_budget_was_in_force(tmp_path: Path) -> None:
-    page, trace, view, figures = (tmp_path / name for name in ("run.html", "t.ndjson", "view.html", "run.json"))
-    arguments = [
-        "gsm8k",
-        "--ranks",
-        "2",
-        "--samples",
-        "500",
-        "--window",
-        "32",
-        "--token-budget",
-        "2048",
-        "--html",
-        str(page),
-    ]
-    assert main(["simulate", *arguments]) == 0
+    page, trace, view = (tmp_path / name for name in ("run.html", "t.ndjson", "view.html"))
+    command = f"simulate gsm8k --ranks 2 --samples 500 --window 32 --token-budget 2048 --html {page}"
+    assert main(command.split()) == 0
     assert "largest budget" not in page.read_text(encoding="utf-8")
-    arguments += ["--budget-schedule", "0:512,10:2048", "--trace", str(trace), "--json", str(figures)]
-    assert main(["simulate", *arguments]) == 0
+    figures = get_figures(f"{command} --budget-schedule 0:512,10:2048 --trace {trace}")
     text = page.read_text(encoding="utf-8")
     assert "budget 2,048 at most (0:512,10:2048)" in text
     assert "of the largest budget of 2,048 is filled" in text
-    assert json.loads(figures.read_text())["budget_schedule"] == "0:512,10:2048"
+    assert figures["budget_schedule"] == "0:512,10:2048"
     assert main(["replay", str(trace), "--html", str(page)]) == 0
     assert "of the largest budget of 2,048 is filled" in page.read_text(encoding="utf-8")
     assert main(["view", str(trace), "--html", str(view)]) == 0

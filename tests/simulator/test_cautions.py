@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +16,7 @@ from odb_sim.studies.runs import POLICIES, Driver, Result, Run, run
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.types import Mode
+from tests.helpers.commands import get_figures
 
 TOKENS = np.random.default_rng(1).integers(20, 200, 600)
 
@@ -65,11 +64,9 @@ def test_a_size_of_fixed_batches_changes_no_other_policy() -> None:
     assert with_size.critical_tokens == without.critical_tokens
 
 
-def test_fixed_batches_are_compared_with_another_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "c.json"
-    arguments = ["compare", "gsm8k", "--ranks", "2", "--samples", "600", "--token-budget", "4096", "--batch-size", "4"]
-    assert main([*arguments, "--policy", "standard,odb", "--json", str(path)]) == 0
-    standard, odb = json.loads(path.read_text())
+def test_fixed_batches_are_compared_with_another_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "compare gsm8k --ranks 2 --samples 600 --token-budget 4096 --batch-size 4 --policy standard,odb"
+    standard, odb = get_figures(command)
     assert (standard["batch_size"], odb["token_budget"]) == (4, 4096)
     assert standard["steps"] == 75
     assert odb["speedup"] > 1.5
@@ -187,11 +184,9 @@ def test_many_runs_with_the_same_to_say_say_it_once() -> None:
     assert lines == ["a (and so on, in 1 more runs)", "b"]
 
 
-def test_the_command_prints_and_writes_cautions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "s.json"
-    arguments = ["simulate", "gsm8k", "--ranks", "2", "--samples", "200", "--token-budget", "300"]
-    assert main([*arguments, "--mode", "quota", "--quota", "900", "--json", str(path)]) == 0
+def test_the_command_prints_and_writes_cautions(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = get_figures("simulate gsm8k --ranks 2 --samples 200 --token-budget 300 --mode quota --quota 900")
     shown = capsys.readouterr().out
     assert shown.count("Caution: ") == 3
     assert "; short: the quota of 900 samples is not met" in shown
-    assert len(json.loads(path.read_text())["cautions"]) == 3
+    assert len(figures["cautions"]) == 3

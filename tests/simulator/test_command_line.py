@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from odb_sim.cli.main import EXAMPLES, build_parser, main
 
+from tests.helpers.commands import get_figures
+
 
 def get_commands() -> dict[str, argparse.ArgumentParser]:
     actions = build_parser()._actions
@@ -74,11 +76,8 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("command", GIVEN)
-def test_json_to_standard_output_is_all_that_stands_there(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "figures.json"
-    assert main([command, *GIVEN[command], "--json", str(path)]) == 0
+def test_json_to_standard_output_is_all_that_stands_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = get_figures([command, *GIVEN[command]])
     tables = capsys.readouterr().out
     assert main([command, *GIVEN[command], "--json", "-"]) == 0
     shown = capsys.readouterr()
@@ -89,33 +88,28 @@ def test_json_to_standard_output_is_all_that_stands_there(
             return {key: item for key, item in kept.items() if key not in ("wall_time_s", "states_per_s")}
         return [drop_times(item) for item in value] if isinstance(value, list) else value
 
-    assert drop_times(json.loads(shown.out)) == drop_times(json.loads(path.read_text()))
+    assert drop_times(json.loads(shown.out)) == drop_times(figures)
     assert len(shown.err.splitlines()) >= len(tables.splitlines()) > 0
     assert not Path("-").exists()
 
 
-def test_run_options_reach_a_sweep(tmp_path: Path) -> None:
+def test_run_options_reach_a_sweep() -> None:
     """A sweep simulates what `simulate` does with the same options."""
     options = "--max-age 1 --ramp 0 --shards uneven --mode quota --quota 40 --workers 2"
-    given = f"--ranks 2 --token-budget 1000 --window 16 --samples 80 {options}".split()
-    one, many = tmp_path / "one.json", tmp_path / "many.json"
-    assert main(["simulate", "gsm8k", *given, "--json", str(one)]) == 0
-    assert main(["sweep", "gsm8k", *given, "--processes", "1", "--json", str(many)]) == 0
-    figures, (point,) = json.loads(one.read_text()), json.loads(many.read_text())
+    given = f"--ranks 2 --token-budget 1000 --window 16 --samples 80 {options}"
+    figures = get_figures(f"simulate gsm8k {given}")
+    (point,) = get_figures(f"sweep gsm8k --processes 1 {given}")
     assert figures["mode"] == "quota"
     same = figures.keys() & point.keys() - {"wall_time_s"}
     assert len(same) > 20
     assert {key: point[key] for key in same} == {key: figures[key] for key in same}
 
 
-def test_a_limit_holds_in_a_comparison_and_a_sweep(tmp_path: Path) -> None:
+def test_a_limit_holds_in_a_comparison_and_a_sweep() -> None:
     steps = {}
     for limit in ("", "--limit image_tokens=1500"):
-        path = tmp_path / "found.json"
-        options = f"--ranks 2 --samples 200 --token-budget 8000 --window 32 --policy odb {limit}"
-        given = [*options.split(), "--json", str(path)]
-        for command in (["compare", "mm_mix_real"], ["sweep", "mm_mix_real", "--processes", "1"]):
-            assert main([*command, *given]) == 0
-            (figures,) = json.loads(path.read_text())
-            steps[command[0], bool(limit)] = figures["steps"]
+        options = f"mm_mix_real --ranks 2 --samples 200 --token-budget 8000 --window 32 --policy odb {limit}"
+        for command in ("compare", "sweep"):
+            (figures,) = get_figures(f"{command} {options}", *["--processes", "1"] * (command == "sweep"))
+            steps[command, bool(limit)] = figures["steps"]
     assert steps["compare", True] == steps["sweep", True] > steps["compare", False] == steps["sweep", False]

@@ -16,7 +16,7 @@ from odb_sim.studies.comparison import choose_budget, choose_window, compare
 from odb_sim.studies.runs import Run
 
 from odb_ref.core.types import Mode
-from tests.helpers.commands import refuse
+from tests.helpers.commands import get_figures, refuse
 
 
 def make(tokens: list[int]) -> Lengths:
@@ -85,13 +85,9 @@ def test_a_ratio_of_samples_of_other_lengths_is_given_in_tokens_too() -> None:
     assert not any("speed-ups are of samples" in caution.text for caution in other.cautions)
 
 
-def test_several_traces_may_be_named_and_a_budget_given(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    command = (
-        "compare gsm8k sgd_dialogues --ranks 2 --samples 100 --token-budget 3000 --window 32 --policy odb,standard"
-    )
-    assert main([*command.split(), "--json", str(path)]) == 0
-    figures = json.loads(path.read_text())
+def test_several_traces_may_be_named_and_a_budget_given() -> None:
+    options = "--ranks 2 --samples 100 --token-budget 3000 --window 32 --policy odb,standard"
+    figures = get_figures(f"compare gsm8k sgd_dialogues {options}")
     assert {(item["token_budget"], item["window"]) for item in figures} == {(3000, 32)}
     assert len(figures) == 4
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +28,7 @@ from odb_ref.core.effects import Deliver, Effect, OutcomeKind
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Event
 from odb_ref.core.types import Mode
-from tests.helpers.commands import refuse
+from tests.helpers.commands import get_figures, refuse
 from tests.helpers.effort import few
 
 Batches = dict[int, list[tuple[int, ...]]]
@@ -136,14 +135,10 @@ KINDS = {
 
 
 @pytest.mark.parametrize("fault", list(KINDS))
-def test_each_fault_is_named_on_every_rank_and_passes_the_check(
-    fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace, figures = tmp_path / "t.ndjson", tmp_path / "figures.json"
-    arguments = ["simulate", "gsm8k", "--ranks", "8", "--token-budget", "2048", "--window", "64", "--jitter", "0.3"]
-    arguments += ["--fault", fault, "--deadline", "5", "--trace", str(trace), "--json", str(figures)]
-    assert main(arguments) == 0
-    summary = json.loads(figures.read_text())
+def test_each_fault_is_named_on_every_rank_and_passes_the_check(fault: str, tmp_path: Path) -> None:
+    trace = tmp_path / "t.ndjson"
+    command = "simulate gsm8k --ranks 8 --token-budget 2048 --window 64 --jitter 0.3 --deadline 5"
+    summary = get_figures(command, "--fault", fault, "--trace", str(trace))
     kind, cause = KINDS[fault]
     assert (summary["outcome"], summary["outcome_rank"], summary["outcome_cause"]) == (kind, 3, cause)
     assert summary["abort_s"] == pytest.approx(5) if kind is OutcomeKind.LOST else summary["abort_s"] < 1

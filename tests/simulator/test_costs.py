@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from odb_sim.inputs.costs import (
 )
 
 from odb_ref.core.errors import UsageError
+from tests.helpers.commands import get_figures
 
 
 def test_a_step_costs_what_the_formula_says() -> None:
@@ -107,9 +107,7 @@ def test_a_table_in_a_cost_file_is_used_and_refused_with_its_line(
     text = '{"format": "odb-costs", "version": 2,\n "step_table": {\n  "rows": [[1, %s], [100000, 5.0]]}}'
     arguments = ["simulate", "gsm8k", "--ranks", "2", "--token-budget", "2048", "--samples", "50"]
     path.write_text(text % "5.0")
-    written = tmp_path / "figures.json"
-    assert main([*arguments, "--cost-model", str(path), "--json", str(written)]) == 0
-    figures = json.loads(written.read_text())
+    figures = get_figures(arguments, "--cost-model", str(path))
     assert float(figures["sim_time_s"]) == pytest.approx(5.02 * float(figures["steps"]), rel=0.01)
     path.write_text(text % "-5.0")
     assert main([*arguments, "--cost-model", str(path)]) == 2

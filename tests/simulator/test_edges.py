@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from odb_sim.cli.main import main
 from odb_sim.inputs.costs import LARGEST_S, GpuCost, LoaderCost, StepTable
 from odb_sim.inputs.lengths import Lengths, load_lengths
 from odb_sim.inputs.workload import build_workload
@@ -18,7 +17,7 @@ from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import WIRE_SIZE
-from tests.helpers.commands import refuse
+from tests.helpers.commands import get_figures, refuse
 
 SIMULATE = ["simulate", "gsm8k", "--ranks", "2", "--samples", "200", "--token-budget", "4096"]
 
@@ -44,11 +43,9 @@ def test_no_single_cost_is_more_than_a_day(seconds: float) -> None:
 
 
 def test_the_dearest_that_is_allowed_gives_numbers(tmp_path: Path) -> None:
-    costs, out = tmp_path / "costs.json", tmp_path / "out.json"
+    costs = tmp_path / "costs.json"
     costs.write_text(json.dumps({"format": "odb-costs", "version": 2, "loader": {"sample_s": LARGEST_S}}))
-    options = ["--slow-loader", "0:1e6", "--cost-model", str(costs), "--json", str(out)]
-    assert main([*SIMULATE, *options]) == 0
-    figures = json.loads(out.read_text())
+    figures = get_figures(SIMULATE, "--slow-loader", "0:1e6", "--cost-model", str(costs))
     assert all(math.isfinite(value) for value in figures.values() if isinstance(value, float))
 
 

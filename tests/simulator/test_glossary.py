@@ -20,6 +20,7 @@ from odb_sim.studies.processes import Local
 from odb_sim.studies.published import ROWS, compare_published
 from odb_sim.studies.runs import POLICIES
 
+from tests.helpers.commands import get_figures
 from tests.simulator_answers.helpers import record
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -66,11 +67,9 @@ def headings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("policy", ["odb", "standard", "packing"])
-def test_every_figure_has_a_formula(policy: str, tmp_path: Path) -> None:
-    path = tmp_path / "figures.json"
-    arguments = ["simulate", "gsm8k", "--ranks", "2", "--token-budget", "2048", "--samples", "50", "--policy", policy]
-    assert main([*arguments, "--json", str(path)]) == 0
-    assert read_names("Figures of a run") == list(json.loads(path.read_text()))
+def test_every_figure_has_a_formula(policy: str) -> None:
+    figures = get_figures(f"simulate gsm8k --ranks 2 --token-budget 2048 --samples 50 --policy {policy}")
+    assert read_names("Figures of a run") == list(figures)
 
 
 def test_every_column_has_a_formula() -> None:
@@ -116,10 +115,9 @@ def test_what_a_command_prints_and_writes_has_a_formula(
     if command == "published":
         comparisons = compare_published(Local(), ROWS[:1], samples=160)
         monkeypatch.setattr("odb_sim.cli.published.compare_published", lambda executor: comparisons)
-    written, table = tmp_path / "out.json", tmp_path / "out.csv"
-    options = ["--json", str(written)] + (["--csv", str(table)] if command in ("compare", "sweep") else [])
-    assert main([command, *arguments, *options]) == 0
-    keys = set(list_keys(json.loads(written.read_text())))
+    table = tmp_path / "out.csv"
+    options = ["--csv", str(table)] if command in ("compare", "sweep") else []
+    keys = set(list_keys(get_figures([command, *arguments, *options])))
     assert len(keys) > 5
     if table.exists():
         with table.open(newline="") as file:
@@ -171,10 +169,8 @@ def test_what_the_demo_prints_has_a_formula(
     assert set(headings) - set(read_names("Columns of tables")) - {*recorded_report.TRAINED, ""} == set()
 
 
-def test_what_the_explorer_writes_has_a_formula(tmp_path: Path) -> None:
-    path = tmp_path / "explored.json"
-    assert main(["explore", "--shard-sizes", "1,1", "--json", str(path)]) == 0
-    keys = set(json.loads(path.read_text())) - {"name"}
+def test_what_the_explorer_writes_has_a_formula() -> None:
+    keys = set(get_figures("explore --shard-sizes 1,1")) - {"name"}
     assert keys == set(read_names("Figures of an exploration"))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from odb_sim.studies.micro_batches import WaysToDivide, choose_balance, divide
 
 from odb_ref.core.batching.cost import TOKENS
 from odb_ref.plan.terms import Options
-from tests.helpers.commands import refuse
+from tests.helpers.commands import get_figures, refuse
 from tests.helpers.effort import few
 
 PLAIN = Costs(gpu=GpuCost(fixed_s=0.5, per_token_s=0.01, per_token2_s=0), collective=NO_COLLECTIVE)
@@ -149,11 +148,11 @@ def test_what_is_balanced_follows_the_cost_model() -> None:
 def test_groups_that_staying_splits_are_counted_and_no_loss_is_called_a_saving(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    csv, out = tmp_path / "l.csv", tmp_path / "o.json"
+    csv = tmp_path / "l.csv"
     csv.write_text("total_tokens,prompt\n" + "900,0\n" * 4 + "9,1\n9,2\n9,2\n9,3\n")
-    command = ["micro-batches", str(csv), "--ranks", "4", "--budget", "1000", "--json", str(out)]
-    assert main([*command, "--groups", "prompt"]) == 0
-    said, figures = capsys.readouterr().out, json.loads(out.read_text())
+    command = ["micro-batches", str(csv), "--ranks", "4", "--budget", "1000"]
+    figures = get_figures(command, "--groups", "prompt")
+    said = capsys.readouterr().out
     assert figures["split_groups"] == 2
     assert figures["saved_s"] < 0
     assert "Where the samples stay, which splits 2.0 groups over ranks, a step takes" in said
@@ -169,13 +168,13 @@ def test_groups_that_staying_splits_are_counted_and_no_loss_is_called_a_saving(
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    csv, out = tmp_path / "l.csv", tmp_path / "o.json"
+    csv = tmp_path / "l.csv"
     csv.write_text(
         "total_tokens,prompt\n" + "".join(f"{tokens},{n // 3}\n" for n, tokens in enumerate([900, 40, 60] * 20))
     )
-    command = ["micro-batches", str(csv), "--ranks", "4", "--budget", "1000", "--json", str(out)]
-    assert main([*command, "--groups", "prompt", "--step-samples", "24"]) == 0
-    said, figures = capsys.readouterr().out, json.loads(out.read_text())
+    command = ["micro-batches", str(csv), "--ranks", "4", "--budget", "1000"]
+    figures = get_figures(command, "--groups", "prompt", "--step-samples", "24")
+    said = capsys.readouterr().out
     assert "2 optimizer steps of 24 samples" in said
     assert "12 samples left over" in said
     assert "(samples of one prompt in one rank)" in said

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from odb_sim.cli.main import main
 
-from tests.helpers.commands import refuse
+from tests.helpers.commands import get_figures, refuse
 
 EAGER = f"{Path(__file__).parents[2] / 'examples' / 'rules' / 'eager.py'}:EagerRule"
 SMALL = ["gsm8k", "--samples", "200", "--token-budget", "2000", "--window", "32"]
 
 
 def test_a_simulated_run_of_an_own_rule_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace, figures = tmp_path / "trace.ndjson", tmp_path / "figures.json"
-    arguments = ["simulate", *SMALL, "--ranks", "3", "--policy", EAGER, "--trace", str(trace), "--json", str(figures)]
-    assert main(arguments) == 0
-    assert json.loads(figures.read_text())["policy"] == "eager"
+    trace = tmp_path / "trace.ndjson"
+    figures = get_figures(["simulate", *SMALL, "--ranks", "3", "--policy", EAGER, "--trace", str(trace)])
+    assert figures["policy"] == "eager"
     capsys.readouterr()
     assert main(["check", "--replay", str(trace)]) == 0
     assert "unknown target rule 'eager'" in capsys.readouterr().out
@@ -49,13 +47,10 @@ def test_a_window_is_told_where_there_is_one(capsys: pytest.CaptureFixture[str])
             assert (", window " in capsys.readouterr().out.splitlines()[0]) is not bool(update)
 
 
-def test_compare_and_sweep_take_an_own_rule(tmp_path: Path) -> None:
-    compared, swept = tmp_path / "compared.json", tmp_path / "swept.json"
-    assert main(["compare", *SMALL, "--ranks", "2", "--policy", f"odb,{EAGER}", "--json", str(compared)]) == 0
-    assert [entry["policy"] for entry in json.loads(compared.read_text())] == ["odb", "eager"]
-    arguments = ["--ranks", "2", "--processes", "1", "--policy", f"odb,{EAGER}", "--json", str(swept)]
-    assert main(["sweep", *SMALL, *arguments]) == 0
-    assert [entry["policy"] for entry in json.loads(swept.read_text())] == ["odb", "eager"]
+@pytest.mark.parametrize("command", ["compare", "sweep --processes 1"])
+def test_compare_and_sweep_take_an_own_rule(command: str) -> None:
+    found = get_figures(command, *SMALL, "--ranks", "2", "--policy", f"odb,{EAGER}")
+    assert [entry["policy"] for entry in found] == ["odb", "eager"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import html
-import json
 import operator
 import re
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from odb_sim.reports.page import Page
 
 from odb_ref import __version__
 from tests.helpers.browser import Tab
+from tests.helpers.commands import get_figures
 from tests.simulator.test_view import read_data
 from tests.simulator_answers.helpers import make_lengths, record
 
@@ -128,11 +128,10 @@ def test_the_fill_of_each_step_on_each_rank_stands_beside_that_of_fixed_batches(
 
 @pytest.mark.parametrize("name", ["kill", "stop", "collate", "read", "nothing"])
 def test_a_page_says_which_rank_a_fault_befalls_when_and_why_and_draws_it(
-    name: str, write: Callable[[str], Path], tmp_path: Path
+    name: str, write: Callable[[str], Path]
 ) -> None:
-    page, figures = write(name), tmp_path / "figures.json"
-    assert main([*COMMANDS[name].split(), "--json", str(figures)]) == 0
-    summary, words = json.loads(figures.read_text()), read_words(page)
+    page, summary = write(name), get_figures(COMMANDS[name])
+    words = read_words(page)
     rank, fault_s = summary["outcome_rank"], summary["fault_s"]
     assert (
         f"Rank {rank}, {fault_s:,.3f} s into the epoch, after {summary['steps']:,} steps: {summary['outcome_cause']}"

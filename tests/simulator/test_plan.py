@@ -15,7 +15,7 @@ from odb_sim.inputs.cost_files import load_costs, write_costs
 from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost
 
 from odb_ref.core.batching.updates import PADDING_SHARE
-from tests.helpers.commands import refuse
+from tests.helpers.commands import get_figures, refuse
 
 SAMPLES = 240
 SMALL = "--model qwen2.5-0.5b --gpu rtx4090 --gpus 4 --strategy ddp --processes 1"
@@ -71,28 +71,23 @@ def test_the_lines_that_it_prints_can_be_run(
     program, *arguments = shlex.split(simulate, comments=True)
     assert program == "odb-ref"
     arguments[1] = "lengths.csv"
-    assert main([*arguments, "--json", "again.json"]) == 0
-    again = json.loads(Path("again.json").read_text())
-    assert again["sim_time_s"] == pytest.approx(best["summary"]["sim_time_s"])
+    assert get_figures(arguments)["sim_time_s"] == pytest.approx(best["summary"]["sim_time_s"])
 
 
-def test_each_node_starts_as_many_ranks(lengths: Path, tmp_path: Path) -> None:
-    out = tmp_path / "plan.json"
-    assert main(["plan", str(lengths), *f"{SMALL} --gpus 12".split(), "--json", str(out)]) == 0
-    assert "--nnodes 2 --nproc-per-node 6 " in json.loads(out.read_text())["commands"][1]
-
-
-def plan(lengths: Path, folder: Path, options: str) -> dict[str, Any]:
+def plan(lengths: Path, options: str) -> dict[str, Any]:
     """Returns all figures of a plan."""
-    assert main(["plan", str(lengths), *options.split(), "--json", str(folder / "p.json")]) == 0
-    figures: dict[str, Any] = json.loads((folder / "p.json").read_text())
+    figures: dict[str, Any] = get_figures(f"plan {lengths} {options}")
     return figures
 
 
-def test_where_a_step_costs_much_a_group_may_hold_more_padding(lengths: Path, tmp_path: Path) -> None:
+def test_each_node_starts_as_many_ranks(lengths: Path) -> None:
+    assert "--nnodes 2 --nproc-per-node 6 " in plan(lengths, f"{SMALL} --gpus 12")["commands"][1]
+
+
+def test_where_a_step_costs_much_a_group_may_hold_more_padding(lengths: Path) -> None:
     """Spec: R16.3. Every micro-step gathers weights, so fewer and fuller micro-steps are faster."""
     job = "--model qwen2.5-7b --gpu h100 --gpus 8 --strategy fsdp --global-batch 64 --processes 1"
-    loader, _, simulate = plan(lengths, tmp_path, job)["commands"]
+    loader, _, simulate = plan(lengths, job)["commands"]
     (share,) = re.findall(r"update_samples=64, batching=Batching\(padding_share=(\d+)\)", loader)
     assert int(share) < PADDING_SHARE
     assert f"--padding-share {share}" in simulate
@@ -133,10 +128,8 @@ def test_the_page_says_it_first(made: tuple[dict[str, Any], Path]) -> None:
     assert figures["commands"][1] in text
 
 
-def test_a_run_of_tokens_and_steps_of_their_own(
-    lengths: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    figures = plan(lengths, tmp_path, f"{SMALL} --tokens 1000000 --memory-tokens 4000 --recompute no --price 0")
+def test_a_run_of_tokens_and_steps_of_their_own(lengths: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = plan(lengths, f"{SMALL} --tokens 1000000 --memory-tokens 4000 --recompute no --price 0")
     said = capsys.readouterr().out
     assert "1,000,000 tokens of lengths" in said
     assert "Caution: without --global-batch each step of online batches is an update" in " ".join(said.split())
@@ -172,7 +165,7 @@ def test_what_was_timed_was_timed_as_the_run_is(lengths: Path, tmp_path: Path) -
     write_costs(costs, Costs(gpu=GpuCost(fixed_s=1.0, per_token_s=1e-5)))
     for options, recomputes in (("", False), ("--recompute yes", True)):
         asked = f"{SMALL} --global-batch 256 {options} --cost-model {costs} --html {tmp_path / 'p.html'}"
-        assert plan(lengths, tmp_path, asked)["recomputes"] is recomputes
+        assert plan(lengths, asked)["recomputes"] is recomputes
     assert "Times are those of --cost-model: a micro-batch 1 s, a token 1e-05 s" in (tmp_path / "p.html").read_text()
 
 
@@ -183,28 +176,28 @@ def test_sharded_ranks_meet_in_each_micro_batch_whatever_was_timed(lengths: Path
     speedups = {}
     for strategy in ("ddp", "fsdp"):
         asked = f"--model qwen2.5-0.5b --gpu h100 --gpus 8 --strategy {strategy} --processes 1 --global-batch 64"
-        speedups[strategy] = plan(lengths, tmp_path, f"{asked} --cost-model {costs}")["ways"][0]["speedup"]
+        speedups[strategy] = plan(lengths, f"{asked} --cost-model {costs}")["ways"][0]["speedup"]
     assert speedups["fsdp"] > 1.05 * speedups["ddp"]
 
 
 def test_memory_that_is_known_gains_nothing_by_computing_again(
-    lengths: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lengths: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The faster setting is chosen even if it does not hold the longest sample."""
     tokens = int(np.loadtxt(lengths, skiprows=1).max()) - 1
     asked = f"{SMALL} --global-batch 32 --memory-tokens {tokens}"
-    assert not plan(lengths, tmp_path, asked)["recomputes"]
+    assert not plan(lengths, asked)["recomputes"]
     assert "that fit by --memory-tokens" in " ".join(capsys.readouterr().out.split())
-    assert plan(lengths, tmp_path, f"{asked} --recompute yes")["recomputes"]
+    assert plan(lengths, f"{asked} --recompute yes")["recomputes"]
     assert "cut them. " in " ".join(capsys.readouterr().out.split()) + " "
 
 
-def test_nodes_are_filled_as_torchrun_fills_them(lengths: Path, tmp_path: Path) -> None:
+def test_nodes_are_filled_as_torchrun_fills_them(lengths: Path) -> None:
     """Thirteen GPUs are thirteen nodes of one, also in the price."""
     seconds = []
     for nodes in ("", "--node-gpus 1"):
         asked = f"--model qwen2.5-0.5b --gpu h100 --gpus 13 --processes 1 --global-batch 64 {nodes}"
-        figures = plan(lengths, tmp_path, asked)
+        figures = plan(lengths, asked)
         assert "torchrun --nnodes 13 --nproc-per-node 1 train.py" in figures["commands"]
         seconds.append(figures["ways"][0]["seconds"])
     assert seconds[0] == seconds[1]

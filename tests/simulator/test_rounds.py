@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from odb_sim.cli.main import main
 from odb_sim.engine import rounds
 from odb_sim.engine.metrics import StepRow
 from odb_sim.inputs.conditions import Conditions, Fault, FaultKind
@@ -38,6 +35,7 @@ from odb_ref.core.machine import Machine
 from odb_ref.core.offer import Offer
 from odb_ref.core.resume import Resumed, RoundStart, compute_round_start
 from odb_ref.core.types import Mode
+from tests.helpers.commands import get_figures
 from tests.helpers.effort import few
 
 EXACT = {name for name, kind in StepRow.__annotations__.items() if kind == "int"}
@@ -304,12 +302,8 @@ def test_progress_ends_at_all_samples() -> None:
     assert heard[-1] == 200
 
 
-@pytest.mark.parametrize(("options", "driver"), [((), "rounds"), (("--driver", "events"), "events")])
-def test_the_command_says_what_drove(
-    options: tuple[str, ...], driver: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    figures = tmp_path / "figures.json"
-    given = ["simulate", "gsm8k", "--ranks", "2", "--token-budget", "2000", "--samples", "200", "--json", str(figures)]
-    assert main([*given, *options]) == 0
+@pytest.mark.parametrize(("options", "driver"), [("", "rounds"), ("--driver events", "events")])
+def test_the_command_says_what_drove(options: str, driver: str, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = get_figures(f"simulate gsm8k --ranks 2 --token-budget 2000 --samples 200 {options}")
     assert f"driver: {driver}, " in capsys.readouterr().out
-    assert json.loads(figures.read_text())["driver"] == driver
+    assert figures["driver"] == driver

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
 from odb_ref.trace.check import Property, Status, check_traces
+from tests.helpers.commands import get_figures
 
 COMMON = ["--token-budget", "8192", "--samples", "900", "--shards", "shared", "--layout", "packed"]
 
@@ -52,20 +52,18 @@ def test_packed_rows_of_shared_shards_waste_less_than_a_hundredth(name: str, ran
 
 def test_commands_share_shards_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Spec: R14. Checks: DEAL."""
-    figures, trace = tmp_path / "figures.json", tmp_path / "trace"
-    assert main(["simulate", "gsm8k", "--ranks", "3", *COMMON, "--json", str(figures), "--trace", str(trace)]) == 0
-    said = json.loads(figures.read_text())
+    trace = tmp_path / "trace"
+    said = get_figures("simulate gsm8k --ranks 3", *COMMON, "--trace", str(trace))
     assert (said["shards"], said["layout"]) == ("shared", "packed")
     assert main(["check", str(trace), "--replay"]) == 0
     (job,) = check_traces([trace]).jobs
     assert job.get_status(Property.DEAL) is Status.HOLDS
     assert main(["replay", str(trace)]) == 0
-    assert main(["sweep", "gsm8k", "--ranks", "2,3", "--window", "64", *COMMON, "--json", str(figures)]) == 0
-    assert figures.read_text().count('"shards": "shared"') == 2
-    assert main(["compare", "gsm8k", "--ranks", "3", *COMMON[:-2], "--json", str(figures)]) == 0
+    swept = get_figures("sweep gsm8k --ranks 2,3 --window 64", *COMMON)
+    assert [entry["shards"] for entry in swept] == ["shared"] * 2
     # Baselines cannot share them.
-    assert figures.read_text().count('"shards": "shared"') == 2
-    assert '"shards": "even"' in figures.read_text()
+    compared = [entry["shards"] for entry in get_figures("compare gsm8k --ranks 3", *COMMON[:-2])]
+    assert (compared.count("shared"), set(compared)) == (2, {"shared", "even"})
     capsys.readouterr()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import re
 import subprocess
@@ -17,19 +16,18 @@ from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload, compute_shard_sizes
 
 from odb_ref.trace.reading import read_trace
+from tests.helpers.commands import get_figures
+
+COMMAND = ("simulate", "mm_mix_real", "--token-budget", "4096", "--window", "32")
 
 
 def simulate(*arguments: str) -> int:
-    return main(["simulate", "mm_mix_real", "--token-budget", "4096", "--window", "32", *arguments])
+    return main([*COMMAND, *arguments])
 
 
 @pytest.mark.parametrize("policy", ["odb", "paper", "standard"])
-def test_json_says_what_was_run_and_how_sure_it_is(
-    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "figures.json"
-    assert simulate("--ranks", "4", "--samples", "400", "--policy", policy, "--json", str(path)) == 0
-    figures = json.loads(path.read_text())
+def test_json_says_what_was_run_and_how_sure_it_is(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = get_figures(COMMAND, "--ranks", "4", "--samples", "400", "--policy", policy)
     assert figures["policy"] == policy
     assert (figures["ranks"], figures["window"], figures["depth"]) == (4, 32, 8)
     assert figures["samples_total"] == figures["samples_emitted"] == figures["samples_unique"] == 400
@@ -47,10 +45,8 @@ def test_json_says_what_was_run_and_how_sure_it_is(
 @pytest.mark.parametrize(
     "options", [["--fault", "kill:1:3"], ["--samples", "120000", "--ranks", "8", "--window", "256"]]
 )
-def test_a_run_that_ends_early_or_is_long_has_no_band(options: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "figures.json"
-    assert simulate("--ranks", "4", "--samples", "400", *options, "--json", str(path)) == 0
-    assert json.loads(path.read_text())["band"] is None
+def test_a_run_that_ends_early_or_is_long_has_no_band(options: list[str]) -> None:
+    assert get_figures(COMMAND, "--ranks", "4", "--samples", "400", *options)["band"] is None
 
 
 @pytest.mark.slow
@@ -89,10 +85,9 @@ def test_the_trace_is_one_of_the_core_with_rising_times(tmp_path: Path) -> None:
 
 
 def test_steps_csv_adds_up_to_the_figures(tmp_path: Path) -> None:
-    figures, steps = tmp_path / "figures.json", tmp_path / "steps.csv"
+    steps = tmp_path / "steps.csv"
     few = ("--ranks", "4", "--samples", "1000", "--shards", "uneven")
-    assert simulate(*few, "--json", str(figures), "--steps-csv", str(steps)) == 0
-    summary = json.loads(figures.read_text())
+    summary = get_figures(COMMAND, *few, "--steps-csv", str(steps))
     with steps.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["step"]) for row in rows] == list(range(summary["steps"]))

@@ -20,7 +20,7 @@ from odb_sim.inputs.tokens import CountedRow, RowReading, load_tokenizer, measur
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from odb_ref.core.errors import UsageError
-from tests.helpers.commands import refuse
+from tests.helpers.commands import get_figures, refuse
 
 WORDS = ["<unk>", "<|im_start|>", "<|im_end|>", "user", "assistant", "system", *"abcdefgh", "think"]
 SECRET = "abcabcabc"
@@ -197,17 +197,16 @@ def test_whatever_holds_the_rows_the_lengths_are_the_same(
 
 
 def test_several_processes_keep_the_order(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, out, figures = tmp_path / "d.jsonl", tmp_path / "l.csv", tmp_path / "f.json"
+    data, out = tmp_path / "d.jsonl", tmp_path / "l.csv"
     rows = [{"text": "a " * (number % 97 + 1), "user": f"u{number // 10}", "n": number} for number in range(1000)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = ["lengths", str(data), "--tokenizer", str(tokenizer), "--out", str(out), "--processes", "2"]
-    assert main([*command, "--keep", "user", "--keep", "n", "--max-length", "90", "--json", str(figures)]) == 0
+    command = f"lengths {data} --tokenizer {tokenizer} --out {out} --processes 2"
+    summary = get_figures(f"{command} --keep user --keep n --max-length 90")
     with out.open(newline="") as file:
         found = list(csv.DictReader(file))
     assert [int(row["total_tokens"]) for row in found] == [min(90, number % 97 + 1) for number in range(1000)]
     assert [int(row["user"]) for row in found] == [number // 10 for number in range(1000)]
     assert [int(row["n"]) for row in found] == list(range(1000))
-    summary = json.loads(figures.read_text())
     assert sum(bin_["samples"] for bin_ in summary["bins"]) == 1000
     assert sum(bin_["token_share"] for bin_ in summary["bins"]) == pytest.approx(1)
     assert summary["cut"] == sum(number % 97 + 1 > 90 for number in range(1000))

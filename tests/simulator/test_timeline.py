@@ -17,14 +17,14 @@ from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import build_workload
 from odb_sim.studies.runs import Run, run
 
+from tests.helpers.commands import get_figures
+
 
 @pytest.mark.parametrize("policy", ["odb", "standard"])
 def test_spans_add_up_and_do_not_overlap(policy: str, tmp_path: Path) -> None:
-    path, figures_path = tmp_path / "timeline.json", tmp_path / "figures.json"
+    path = tmp_path / "timeline.json"
     command = f"simulate sgd_dialogues --ranks 3 --shards uneven --samples 300 --window 32 --policy {policy}"
-    files = ["--perfetto", str(path), "--json", str(figures_path)]
-    assert main([*command.split(), "--token-budget", "4096", *files]) == 0
-    figures = json.loads(figures_path.read_text())
+    figures = get_figures(f"{command} --token-budget 4096 --perfetto {path}")
     events = json.loads(path.read_text())["traceEvents"]
     names = [(event["args"]["name"], event["pid"]) for event in events if event["name"] == "process_name"]
     assert names == [("rank", 0), ("rank", 1), ("rank", 2)], "the viewer puts the number behind the name"

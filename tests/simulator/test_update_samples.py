@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from odb_sim.studies.runs import Driver, Result, Run, run
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.check.job import check_traces
-from tests.helpers.commands import refuse
+from tests.helpers.commands import get_figures, refuse
 
 SAMPLES = 600
 
@@ -51,19 +50,18 @@ def test_rounds_leave_updates_to_events() -> None:
         simulate(driver=Driver.ROUNDS)
 
 
-def test_every_policy_is_compared_at_the_same_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figures = tmp_path / "figures.json"
-    command = ["compare", "gsm8k", "--ranks", "2", "--samples", "300", "--global-batch", "100", "--json"]
-    assert main([*command, str(figures)]) == 0
+def test_every_policy_is_compared_at_the_same_update(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "compare gsm8k --ranks 2 --samples 300 --global-batch 100"
+    figures = get_figures(command)
     assert "at one global batch of 100 samples" in capsys.readouterr().out
-    assert {entry["policy"] for entry in json.loads(figures.read_text())} >= {
+    assert {entry["policy"] for entry in figures} >= {
         "odb",
         "standard",
         "peer",
         "bmt",
         "packing",
     }
-    assert "not both" in refuse(capsys, [*command, str(figures), "--global-tokens", "50"])
+    assert "not both" in refuse(capsys, [*command.split(), "--global-tokens", "50"])
 
 
 def test_a_simulated_trace_is_checked_and_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

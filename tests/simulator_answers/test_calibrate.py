@@ -39,6 +39,7 @@ from odb_sim.recorded.runs import RecordedRun, load_runs
 
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.errors import UsageError
+from tests.helpers.commands import get_figures
 from tests.simulator_answers.helpers import record
 
 COSTS = Costs(
@@ -268,10 +269,9 @@ def test_a_trace_without_times_and_a_short_one_are_refused(tmp_path: Path) -> No
 def test_the_command_s_file_prices_a_simulation_as_the_run_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace, out, figures = str(record_timed(tmp_path / "t.ndjson")), tmp_path / "costs.json", tmp_path / "fit.json"
-    assert main(["calibrate", trace, "--workers", "3", "--out", str(out), "--json", str(figures)]) == 0
+    trace, out = str(record_timed(tmp_path / "t.ndjson")), tmp_path / "costs.json"
+    written = get_figures(f"calibrate {trace} --workers 3 --out {out}")
     assert load_costs(out).gpu.per_token_s == pytest.approx(3e-4, rel=1e-3)
-    written = json.loads(figures.read_text())
     assert written["fit"]["warm_up_steps"] == 0
     step = written["fit"]["components"][0]
     assert step["median_error"] <= step["p90_error"] < 0.01
@@ -361,10 +361,9 @@ def test_accumulated_steps_are_fitted_whether_or_not_ranks_meet_in_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], goal: int | None, *, each_step: bool
 ) -> None:
     costs = replace(COSTS, collective=replace(COSTS.collective, each_step=each_step))
-    trace = str(record_updates(tmp_path / "t.ndjson", costs, update_samples=None if goal else 64, goal=goal))
-    out, figures = tmp_path / "costs.json", tmp_path / "fit.json"
-    options = ["--global-batch", str(goal)] if goal else []
-    assert main(["calibrate", trace, *options, "--workers", "3", "--out", str(out), "--json", str(figures)]) == 0
+    trace = record_updates(tmp_path / "t.ndjson", costs, update_samples=None if goal else 64, goal=goal)
+    out = tmp_path / "costs.json"
+    figures = get_figures(f"calibrate {trace} --workers 3 --out {out} {f'--global-batch {goal}' if goal else ''}")
     found = load_costs(out)
     assert found.gpu.per_token_s == pytest.approx(3e-4, rel=0.02)
     assert found.gpu.fixed_s == pytest.approx(0.11, rel=0.02), (
@@ -372,7 +371,7 @@ def test_accumulated_steps_are_fitted_whether_or_not_ranks_meet_in_each(
     )
     assert found.collective.fixed_s == pytest.approx(0.04, rel=0.05)
     assert found.collective.each_step == each_step
-    (entry,) = json.loads(figures.read_text())["replays"]
+    (entry,) = figures["replays"]
     assert abs(entry["timing"]["total_error"]) < 0.03
     assert f"ranks {'meet after every step' if each_step else 'do not meet'}" in capsys.readouterr().out.replace(
         "\n", " "
@@ -382,11 +381,10 @@ def test_accumulated_steps_are_fitted_whether_or_not_ranks_meet_in_each(
 def test_the_error_of_a_cost_model_is_no_less_than_that_of_its_own_runs(tmp_path: Path) -> None:
     # The median ignores slow first steps, and the half that is held back has none.
     trace = str(slow_first_steps(record_timed(tmp_path / "t.ndjson"), steps=2, extra_s=6.0))
-    out, figures = tmp_path / "costs.json", tmp_path / "fit.json"
+    out = tmp_path / "costs.json"
     for warm_up_steps, is_wide in ((0, True), (2, False)):
-        options = ["--workers", "3", "--warm-up", str(warm_up_steps), "--out", str(out), "--json", str(figures)]
-        assert main(["calibrate", trace, *options]) == 0
-        (entry,) = json.loads(figures.read_text())["replays"]
+        figures = get_figures(f"calibrate {trace} --workers 3 --warm-up {warm_up_steps} --out {out}")
+        (entry,) = figures["replays"]
         timing, (error,) = entry["timing"], [row for row in load_costs(out).ranges.rows if row[0] == "error"]
         assert timing["total_error"] < -0.2
         assert (error[2] - 1 >= abs(timing["total_error"])) == is_wide, "a warm-up that is left out has no part in it"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,8 @@ import pytest
 pytest.importorskip("torch")
 
 from odb_sim.cli.demo import find_script
-from odb_sim.cli.main import main
+
+from tests.helpers.commands import get_figures
 
 
 @pytest.mark.timeout(240)
@@ -25,9 +25,7 @@ def test_the_demo_records_runs_that_calibrate_reads(tmp_path: Path) -> None:
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["run 1 of 2", "run 2 of 2"]
     traces = sorted(map(str, tmp_path.glob("run*.ndjson")))
     assert len(traces) == 4
-    figures = tmp_path / "figures.json"
-    assert main(["calibrate", *traces, "--workers", "0", "--json", str(figures)]) == 0
-    written = json.loads(figures.read_text())
+    written = get_figures("calibrate --workers 0", *traces)
     assert written["fit"]["components"][0]["spans_held"] >= 4
     assert len(written["replays"]) == 2
     for entry in written["replays"]:

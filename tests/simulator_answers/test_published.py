@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +19,8 @@ from odb_sim.studies.published import (
     draw_lengths,
     predict,
 )
+
+from tests.helpers.commands import get_figures
 
 
 @pytest.mark.parametrize("shape", list(Shape))
@@ -60,13 +60,11 @@ def test_every_assumption_moves_its_input_and_nothing_else() -> None:
 
 
 def test_the_command_shows_every_row_and_writes_every_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     comparisons = compare_published(Local(), ROWS[:1], samples=320)
     monkeypatch.setattr("odb_sim.cli.published.compare_published", lambda executor: comparisons)
-    out = tmp_path / "p.json"
-    assert main(["published", "--processes", "1", "--json", str(out)]) == 0
-    (entry,) = json.loads(out.read_text())
+    (entry,) = get_figures("published --processes 1")
     assert entry["published"]["speedup"] == 1.77
     assert entry["speedup_low"] <= entry["predicted_speedup"] <= entry["speedup_high"]
     assert entry["error"] == pytest.approx(entry["predicted_speedup"] / 1.77 - 1)

@@ -18,6 +18,7 @@ from odb_sim.recorded.runs import load_runs
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
+from tests.helpers.commands import get_figures
 from tests.helpers.world import Fault as Accepting
 from tests.helpers.world import make_configs, run_by_arrival
 from tests.simulator_answers.helpers import record
@@ -198,9 +199,8 @@ def test_a_sample_with_more_costs_than_there_are_limits_is_refused(tmp_path: Pat
 
 
 def test_the_command_s_exit_status_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, out = str(record(tmp_path / "t.ndjson")), tmp_path / "out.json"
-    assert main(["replay", path, "--json", str(out)]) == 0
-    (entry,) = json.loads(out.read_text())["replays"]
+    path = str(record(tmp_path / "t.ndjson"))
+    (entry,) = get_figures(["replay", path])["replays"]
     assert entry["is_equal"] is True
     assert entry["measured_steps"] == entry["predicted_steps"]
     tamper(Path(path), lambda lines: find_steps(lines, 0, 0)[0]["positions"].reverse())
@@ -219,7 +219,7 @@ def test_replay_is_one_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_prediction_knows_the_workers_of_the_job(tmp_path: Path) -> None:
     """In a job that its loader limits, another number of workers gives another time."""
-    model, trace, out = tmp_path / "costs.json", tmp_path / "t.ndjson", tmp_path / "out.json"
+    model, trace = tmp_path / "costs.json", tmp_path / "t.ndjson"
     loader = {"workers": 4, "sample_s": 0.02}
     model.write_text(
         json.dumps(
@@ -230,9 +230,8 @@ def test_the_prediction_knows_the_workers_of_the_job(tmp_path: Path) -> None:
     assert main(["simulate", *data, "--workers", "8", "--trace", str(trace)]) == 0
 
     def find_error(*options: str) -> float:
-        assert main(["replay", str(trace), "--cost-model", str(model), "--json", str(out), *options]) == 0
-        timing = json.loads(out.read_text())["replays"][0]["timing"]
-        return float(timing["total_error"])
+        figures = get_figures(["replay", str(trace), "--cost-model", str(model), *options])
+        return float(figures["replays"][0]["timing"]["total_error"])
 
     assert abs(find_error()) < 1e-3
     trace.write_text(trace.read_text().replace('"workers":8,', ""))
@@ -245,7 +244,7 @@ def test_without_workers_nothing_is_priced_as_if_there_were_some(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What the training thread reads is part of its steps, or is reported as left out."""
-    model, trace, out = tmp_path / "costs.json", tmp_path / "t.ndjson", tmp_path / "out.json"
+    model, trace = tmp_path / "costs.json", tmp_path / "t.ndjson"
     costs = {"format": "odb-costs", "version": 2, "gpu": {"fixed_s": 0.01, "per_token_s": 1e-6}}
     model.write_text(json.dumps(costs | {"loader": {"workers": 4, "sample_s": 0.02}}))
     data = ["gsm8k", "--ranks", "2", "--samples", "1000", "--token-budget", "4096", "--trace", str(trace)]
@@ -253,9 +252,8 @@ def test_without_workers_nothing_is_priced_as_if_there_were_some(
     trace.write_text(trace.read_text().replace('"workers":4,', '"workers":0,'))
 
     def replay_with(*options: str) -> tuple[float, str]:
-        assert main(["replay", str(trace), "--cost-model", str(model), "--json", str(out), *options]) == 0
-        timing = json.loads(out.read_text())["replays"][0]["timing"]
-        return float(timing["predicted_s"]), capsys.readouterr().out
+        figures = get_figures(["replay", str(trace), "--cost-model", str(model), *options])
+        return float(figures["replays"][0]["timing"]["predicted_s"]), capsys.readouterr().out
 
     capsys.readouterr()
     inline_s, said = replay_with()

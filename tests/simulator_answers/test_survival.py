@@ -35,6 +35,7 @@ from odb_sim.studies.processes import Local, Processes, WorkerDied
 from odb_sim.studies.sweep import Study, build_points, run_grid, simulate_point
 
 from odb_ref.core.errors import UsageError
+from tests.helpers.commands import get_figures
 from tests.simulator_answers.helpers import make_lengths
 
 POINTS = build_points(policies=["odb"], ranks=[2], budgets=[2048], windows=[8, 16, 32, 64], depths=[2])
@@ -243,9 +244,7 @@ def test_an_own_rule_that_has_changed_is_simulated_again(tmp_path: Path, monkeyp
     steps = []
     for shipped in ("OdbRule", "PaperRule", "PaperRule", "OdbRule"):
         rule.write_text(RULE.format(shipped))
-        found = tmp_path / "found.json"
-        assert main([*command, "--json", str(found)]) == 0
-        steps.append([entry["steps"] for entry in json.loads(found.read_text())])
+        steps.append([entry["steps"] for entry in get_figures(command)])
     assert steps[0] == steps[3] != steps[1] == steps[2]
     assert len((kept / FILE).read_text().splitlines()) == 2 * len(steps[0]), "each is kept under its own key"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -31,7 +30,7 @@ from odb_ref.core.batching.cost import TOKENS
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Terms
 from odb_ref.core.errors import UsageError
-from tests.helpers.commands import refuse
+from tests.helpers.commands import get_figures, refuse
 from tests.simulator_answers import brute
 from tests.simulator_answers.helpers import make_lengths
 
@@ -107,27 +106,22 @@ def test_what_is_given_is_held() -> None:
 
 
 def test_options_without_a_say_are_refused_and_what_is_given_is_tuned_no_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    out = tmp_path / "t.json"
-    tuned = [
-        "tune", "gsm8k", "--samples", "96", "--ranks", "2", "--memory-tokens", "2048", "--processes", "1",
-        "--no-beside",
-    ]  # fmt: skip
-    updates = [*tuned, "--global-batch", "32", "--json", str(out)]
-    assert main([*updates, "--padding-share", "4", "--cost", "tokens"]) == 0
-    figures = json.loads(out.read_text())
+    tuned = "tune gsm8k --samples 96 --ranks 2 --memory-tokens 2048 --processes 1 --no-beside"
+    updates = f"{tuned} --global-batch 32"
+    figures = get_figures(f"{updates} --padding-share 4 --cost tokens")
     assert {(one["padding_share"], one["cost"]) for one in figures["tried"]} == {(4, "tokens")}
     capsys.readouterr()
-    swept = ["sweep", "gsm8k", "--ranks", "2", "--token-budget", "2048", "--processes", "1"]
+    swept = "sweep gsm8k --ranks 2 --token-budget 2048 --processes 1"
     for command, why in (
-        ([*updates, "--window-max", "64"], "--window-max 64: has no effect with --global-batch"),
-        ([*updates, "--ramp", "1"], "--ramp has no effect with --global-batch"),
-        ([*tuned, "--padding-share", "4"], "--padding-share has no effect without --global-batch"),
-        ([*swept, "--padding-share", "4"], "--padding-share 4: has no effect without --global-batch"),
-        ([*swept, "--global-batch", "32", "--window", "64,128"], "--window 64,128: has no effect with --global-batch"),
+        (f"{updates} --window-max 64", "--window-max 64: has no effect with --global-batch"),
+        (f"{updates} --ramp 1", "--ramp has no effect with --global-batch"),
+        (f"{tuned} --padding-share 4", "--padding-share has no effect without --global-batch"),
+        (f"{swept} --padding-share 4", "--padding-share 4: has no effect without --global-batch"),
+        (f"{swept} --global-batch 32 --window 64,128", "--window 64,128: has no effect with --global-batch"),
     ):
-        assert why in refuse(capsys, command)
+        assert why in refuse(capsys, command.split())
 
 
 def test_no_single_step_down_from_it_is_good_enough() -> None:
@@ -295,11 +289,9 @@ def test_a_question_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", ["even", "shared"])
 def test_the_command(tmp_path: Path, shards: str, capsys: pytest.CaptureFixture[str]) -> None:
-    out, page = tmp_path / "t.json", tmp_path / "t.html"
-    arguments = ["tune", "gsm8k", "--samples", "100", "--ranks", "2", "--memory-tokens", "2048", "--window-max", "32"]
-    arguments += ["--shards", shards, "--processes", "1", "--no-beside"]
-    assert main([*arguments, "--json", str(out), "--html", str(page)]) == 0
-    data = json.loads(out.read_text())
+    page = tmp_path / "t.html"
+    command = f"tune gsm8k --samples 100 --ranks 2 --memory-tokens 2048 --window-max 32 --shards {shards}"
+    data = get_figures(f"{command} --processes 1 --no-beside --html {page}")
     assert data["beside"] == []
     assert data["recommended"]["shards"] == shards
     text = capsys.readouterr().out

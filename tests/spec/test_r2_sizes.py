@@ -13,10 +13,9 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.errors import UsageError
-from odb_ref.core.types import Group, Sample
 from tests.helpers.partitions import count_fewest
 from tests.helpers.sizes import draw_size
-from tests.helpers.world import make_config
+from tests.helpers.world import make_config, make_shard
 
 FRIENDLY = {
     Sizes.EVEN: [1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26],
@@ -25,10 +24,6 @@ FRIENDLY = {
 }
 
 friendly = st.sampled_from(sorted(FRIENDLY))
-
-
-def make_samples(lengths: list[int]) -> Group:
-    return tuple(Sample(id=n, position=n, length=length, supervised=0) for n, length in enumerate(lengths))
 
 
 @pytest.mark.parametrize("sizes", FRIENDLY)
@@ -64,7 +59,7 @@ def test_no_partition_of_a_small_window_into_friendly_groups_has_fewer(
     def fits(group: list[int]) -> bool:
         return sizes.is_friendly(len(group)) and len(group) * max(group) <= budget
 
-    assert len(compute_sized_groups(make_samples(lengths), sizes, budget)) == count_fewest(lengths, fits)
+    assert len(compute_sized_groups(make_shard(lengths), sizes, budget)) == count_fewest(lengths, fits)
 
 
 @pytest.mark.parametrize("more", [{"layout": Layout.PACKED}, {"order": StepOrder.SAMPLER}])

@@ -27,19 +27,11 @@ from tests.helpers.world import (
     make_config,
     make_configs,
     make_input,
-    make_shards,
     run_by_arrival,
     write_trace,
 )
+from tests.trace.test_resumed import SHARDS
 
-SHARDS = make_shards(
-    [
-        [7, 7, 1, 5, 9, 8, 7, 5, 8, 6, 4, 9, 3, 5, 3, 2],
-        [5, 9, 3, 5, 2, 2, 6, 8, 9],
-        [2, 6, 7, 6, 4, 9, 8, 8, 9, 5, 1],
-        [9, 1, 2, 7, 1, 8, 6, 4, 6, 2, 4, 4, 4],
-    ]
-)
 STEPS = 6
 
 

@@ -77,10 +77,8 @@ class Links:
         for link in self._links.values():
             link.connection.settimeout(timeout_s)
             self._selector.register(link.connection, selectors.EVENT_READ, link)
-        self.messages = 0
-        """Messages sent, without heartbeats."""
         self.bytes = 0
-        """Total size of these messages."""
+        """The total size of the messages sent, without heartbeats."""
         _open.add(self)
         if self._links:
             threading.Thread(target=self._keep_alive, name="odb-links", daemon=True).start()
@@ -89,7 +87,6 @@ class Links:
 
     def send(self, rank: int, kind: MessageKind, payload: bytes) -> None:
         """Sends a message. If that fails, the next `receive` finds out."""
-        self.messages += 1
         self.bytes += HEADER.size + len(payload)
         link = self._links[rank]
         try:

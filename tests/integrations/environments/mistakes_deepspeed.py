@@ -19,11 +19,9 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DeepSpeedPlugin
 from accelerate.utils import DataLoaderConfiguration, DummyOptim, DummyScheduler
-from transformers import TrainingArguments
 
-from odb_ref.integrations.accelerate import accumulate
 from odb_ref.integrations.deepspeed import backward
-from odb_ref.integrations.hf import STEP_INFO, ODBOptions
+from odb_ref.integrations.hf import ODBOptions
 from tests.helpers.options import nested
 from tests.integrations.common import (
     BUDGET_TOKENS,
@@ -37,9 +35,13 @@ from tests.integrations.common import (
     get_sample,
     get_weights,
     join,
+    make_data,
+    make_loader,
 )
-from tests.integrations.environments.resume_deepspeed import make_data, make_loader
-from tests.integrations.environments.train_deepspeed import Recorder, get_whole, make_config, pretend
+from tests.integrations.environments.resume_deepspeed import WINDOWS
+from tests.integrations.environments.train_deepspeed import get_whole, make_config, make_deepspeed_trainer, pretend
+from tests.integrations.noting import Log
+from tests.integrations.test_accelerate import train_epoch
 
 CLIP = 0.05
 SCHEDULE = {
@@ -75,16 +77,15 @@ def judge(updates: list[list[int]], model: Any) -> str:
 
 
 def run(engine: Any, *, steps_always: bool = True, **options: Any) -> list[list[int]]:
-    updates: list[list[int]] = [[]]
-    with make_loader(**options) as loader:
+    log = Log()
+    with make_loader(make_data(), **WINDOWS | options) as loader:
         for batch, info in loader.steps():
-            backward(engine, engine(batch["input_ids"], batch["labels"])["loss"], info)
+            loss = engine(batch["input_ids"], batch["labels"])["loss"]
+            backward(engine, loss, info)
             if steps_always or info.is_update_end:
                 engine.step()
-            updates[-1] += [] if info.is_idle else batch["numbers"].tolist()
-            if info.is_update_end:
-                updates.append([])
-    return updates[:-1]
+            log.note(batch["numbers"], info, loss)
+    return log.updates
 
 
 def train(config: dict[str, Any], **options: Any) -> str:
@@ -120,7 +121,7 @@ def schedule(stage: int) -> str:
 
 
 def pass_loader(stage: int) -> str:
-    with make_loader() as loader:
+    with make_loader(make_data(), **WINDOWS) as loader:
         initialize(make_config(stage, 2), training_data=loader)
     return "nothing"
 
@@ -166,24 +167,12 @@ def accelerate(
         dummy = DummyOptim(model.parameters(), lr=LEARNING_RATE)
         parts = [dummy, DummyScheduler(dummy, total_num_steps=12, warmup_num_steps=1)]
     engine, optimizer, *_ = accelerator.prepare(model, *parts)
-    updates: list[list[int]] = [[]]
-    with make_loader(**options) as loader, warnings.catch_warnings():
+    with make_loader(make_data(), **WINDOWS | options) as loader, warnings.catch_warnings():
         warnings.filterwarnings("error", message="Accelerate makes a prepared schedule take 2 steps")
-        for batch, info in loader.steps():
-            with accumulate(accelerator, engine, info):
-                accelerator.backward(info.scale(engine(batch["input_ids"], batch["labels"])["loss"]))
-                if is_told_always:
-                    optimizer.step()
-                    optimizer.zero_grad()
-            updates[-1] += [] if info.is_idle else batch["numbers"].tolist()
-            if info.is_update_end:
-                if not is_told_always:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                updates.append([])
+        updates = train_epoch(accelerator, engine, optimizer, loader, is_told_always=is_told_always)
     if is_dummy:
-        return "right" if engine.get_lr()[0] > 0 and engine.global_steps == len(updates) - 1 else "wrong"
-    return judge(updates[:-1], engine.module)
+        return "right" if engine.get_lr()[0] > 0 and engine.global_steps == len(updates) else "wrong"
+    return judge(updates, engine.module)
 
 
 def list_accelerate(stage: int) -> dict[str, Callable[[], str]]:
@@ -206,56 +195,22 @@ def list_accelerate(stage: int) -> dict[str, Callable[[], str]]:
 # The Trainer --------------------------------------------------------------------------------------------------------------
 
 
-class Evaluated(Recorder):
-    def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
-        if STEP_INFO in inputs:
-            return super().compute_loss(model, inputs, **kwargs)
-        inputs.pop("numbers")
-        return super(Recorder, self).compute_loss(model, inputs, **kwargs)
-
-
 def trainer(folder: Path, config: dict[str, Any], *, odb: Any = (), **settings: Any) -> Any:
-    arguments: dict[str, Any] = {
-        "optim": "sgd",
-        "learning_rate": LEARNING_RATE,
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0,
-        "num_train_epochs": 1,
-        "gradient_accumulation_steps": 2,
-    }
-    args = TrainingArguments(
-        output_dir=str(folder),
-        use_cpu=False,
-        report_to=[],
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        save_strategy="no",
-        logging_steps=1,
-        deepspeed=config,
-        **(arguments | settings),
-    )
-    pretend()
     options = ODBOptions(
         token_budget=BUDGET_TOKENS,
         update_samples=None,
         loader=nested(**(OPTIONS | {"shard": "given"})),
         **dict(odb),
     )
-    made = Evaluated(
-        model=Model(),
-        args=args,
-        train_dataset=make_data(),
-        eval_dataset=Samples(range(11)),
-        data_collator=collate,
-        odb=options,
-    )
+    data = {"train_dataset": make_data(), "eval_dataset": Samples(range(11))}
+    made = make_deepspeed_trainer(folder, config, odb=options, **data, **settings)
     made.train()
     return made
 
 
 def train_whole(*args: Any, **options: Any) -> str:
     made = trainer(*args, **options)
-    return judge(made.updates, made.model)
+    return judge(made.noted.updates, made.model)
 
 
 def follow(*args: Any, **options: Any) -> str:

@@ -19,31 +19,21 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DeepSpeedPlugin
-from transformers import TrainingArguments
 
 from odb_ref.integrations.accelerate import accumulate
 from odb_ref.integrations.deepspeed import backward
 from odb_ref.integrations.hf import ODBOptions
-from odb_ref.torch import JobState, ODBDataLoader
+from odb_ref.torch import JobState
 from tests.helpers.options import nested
-from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Model, Samples, collate, make_shard
+from tests.integrations.common import BUDGET_TOKENS, OPTIONS, Model, make_all, make_data, make_loader
 from tests.integrations.environments import resuming
-from tests.integrations.environments.train_deepspeed import Recorder, get_whole, make_config, pretend
+from tests.integrations.environments.train_deepspeed import get_whole, make_config, make_deepspeed_trainer, pretend
 
 RATE = 0.05
 AT = 3
 """The number of updates before the checkpoint."""
 STAGES = (1, 2, 3)
-
-
-def make_data() -> Samples:
-    """Returns this rank's shard, or all samples."""
-    return make_shard(dist.get_rank()) if dist.get_world_size() > 1 else Samples(range(sum(SIZES)))
-
-
-def make_loader(**options: Any) -> ODBDataLoader:
-    options = OPTIONS | {"shard": "given", "accumulation_steps": 2, "collate_fn": collate, "shuffle": False} | options
-    return ODBDataLoader(make_data(), token_budget=BUDGET_TOKENS, **nested(**options))
+WINDOWS: dict[str, Any] = {"shard": "given", "accumulation_steps": 2, "shuffle": False}
 
 
 def make_parts() -> tuple[Any, Any]:
@@ -74,7 +64,7 @@ def train_plain(stage: int, folder: Path, is_resumed: bool) -> dict[str, Any]:
     model, optimizer = make_parts()
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=make_config(stage, 2))
     log = Log(AT if is_resumed else 0)
-    with make_loader() as loader:
+    with make_loader(make_data(), **WINDOWS) as loader:
         if is_resumed:
             _, client = engine.load_checkpoint(str(folder), tag="middle")
             JobState(loader).load_state_dict(client["loader"])
@@ -93,7 +83,7 @@ def train_accelerate(stage: int, folder: Path, is_resumed: bool) -> dict[str, An
     accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=make_config(stage, 1)))
     engine, optimizer = accelerator.prepare(*make_parts())
     log = Log(AT if is_resumed else 0)
-    with make_loader() as loader:
+    with make_loader(make_data(), **WINDOWS) as loader:
         accelerator.register_for_checkpointing(JobState(loader))
         if is_resumed:
             accelerator.load_state(str(folder))
@@ -111,28 +101,19 @@ def train_accelerate(stage: int, folder: Path, is_resumed: bool) -> dict[str, An
 
 
 def train_trainer(stage: int, folder: Path, checkpoint: str | None, *, is_exact: bool) -> dict[str, Any]:
-    args = TrainingArguments(
-        output_dir=str(folder),
-        use_cpu=False,
-        report_to=[],
-        disable_tqdm=True,
-        max_grad_norm=0,
-        logging_steps=1,
-        remove_unused_columns=False,
-        gradient_accumulation_steps=2,
+    free = {"update_samples": None, "updates_per_epoch": 6, "loader": nested(**(OPTIONS | {"shard": "given"}))}
+    trainer = make_deepspeed_trainer(
+        folder,
+        make_config(stage, 2) | {"train_micro_batch_size_per_gpu": "auto"},
+        odb=ODBOptions(token_budget=BUDGET_TOKENS, **({} if is_exact else free)),
+        train_dataset=make_all() if is_exact else make_data(),
         per_device_train_batch_size=4,
-        deepspeed=make_config(stage, 2) | {"train_micro_batch_size_per_gpu": "auto"},
         **resuming.SETTINGS,
     )
-    pretend()
-    free = {"update_samples": None, "updates_per_epoch": 6, "loader": nested(**(OPTIONS | {"shard": "given"}))}
-    odb = ODBOptions(token_budget=BUDGET_TOKENS, **({} if is_exact else free))
-    data = Samples(range(sum(SIZES))) if is_exact else make_data()
-    trainer = Recorder(model=Model(), args=args, train_dataset=data, data_collator=collate, odb=odb)
     trainer.train(resume_from_checkpoint=checkpoint and str(folder / checkpoint))
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
     whole = get_whole(trainer.model)
-    return resuming.describe(trainer, trainer.updates) | {"weights": whole}
+    return resuming.describe(trainer, trainer.noted.updates) | {"weights": whole}
 
 
 def resume(kind: str, stage: int, folder: Path) -> dict[str, Any]:

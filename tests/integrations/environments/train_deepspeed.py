@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,23 +24,24 @@ import deepspeed
 from accelerate import Accelerator, DeepSpeedPlugin, PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
-from transformers import TrainingArguments
 
 from odb_ref.integrations.accelerate import accumulate
 from odb_ref.integrations.deepspeed import backward
-from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer
+from odb_ref.integrations.hf import ODBOptions
 from odb_ref.torch import ODBDataLoader, UsageError
 from tests.helpers.options import nested
 from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     OPTIONS,
-    SIZES,
     Model,
-    Samples,
     collate,
-    make_shard,
+    make_all,
+    make_data,
+    make_loader,
 )
+from tests.integrations.noting import Log, NotingTrainer
+from tests.integrations.test_hf import make_trainer
 
 # Its shared-memory operation takes minutes to compile at first use, and gloo does the same.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -48,29 +49,6 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 CPU = torch.device("cpu")
 UPDATE_SAMPLES = 8
 """The samples of an update, for kinds that end in "updates". The last of 31 samples' updates holds 7."""
-
-
-@dataclass
-class Log:
-    """One rank's record of a training, by update."""
-
-    updates: list[list[int]] = field(default_factory=lambda: [[]])
-    losses: list[float] = field(default_factory=lambda: [0.0])
-    """The part from this rank's batches. Their mean over the ranks is the loss."""
-
-    def note(self, numbers: Any, info: Any, loss: torch.Tensor) -> None:
-        self.updates[-1] += [] if info.is_idle else numbers.tolist()
-        self.losses[-1] += loss.item()
-        if info.is_update_end:
-            self.updates.append([])
-            self.losses.append(0.0)
-
-    def close(self, weights: list[float]) -> Any:
-        return self.updates[:-1], self.losses[:-1], weights
-
-
-def make_data() -> Samples:
-    return make_shard(dist.get_rank()) if dist.get_world_size() > 1 else Samples(range(sum(SIZES)))
 
 
 def make_config(stage: int, steps: int) -> dict[str, Any]:
@@ -90,14 +68,17 @@ def get_whole(model: Any) -> list[float]:
         return torch.cat([parameter.detach().flatten().double() for parameter in model.parameters()]).tolist()
 
 
-def make_loader(*, is_exact: bool, steps: int = 1, **options: Any) -> ODBDataLoader:
+def make_mode(*, is_exact: bool, steps: int = 1, **options: Any) -> ODBDataLoader:
     """Returns a loader with updates of a fixed number of samples of all ranks, or of ``steps`` full steps."""
     if is_exact:
-        options |= {"update_samples": UPDATE_SAMPLES, "timeout_s": 20, "shuffle": False}
-    else:
-        options = OPTIONS | {"shard": "given", "accumulation_steps": steps} | options
-    data = Samples(range(sum(SIZES))) if is_exact else make_data()
-    return ODBDataLoader(data, token_budget=BUDGET_TOKENS, collate_fn=collate, **nested(**options))
+        return ODBDataLoader(
+            make_all(),
+            token_budget=BUDGET_TOKENS,
+            collate_fn=collate,
+            update_samples=UPDATE_SAMPLES,
+            **nested(timeout_s=20, shuffle=False, **options),
+        )
+    return make_loader(make_data(), shard="given", accumulation_steps=steps, **options)
 
 
 def train_plain(stage: int, steps: int = 1, *, is_exact: bool = False) -> Any:
@@ -106,13 +87,13 @@ def train_plain(stage: int, steps: int = 1, *, is_exact: bool = False) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=make_config(stage, steps))
     log = Log()
-    with make_loader(is_exact=is_exact, steps=steps, trainer_divides_loss=steps > 1) as loader:
+    with make_mode(is_exact=is_exact, steps=steps, trainer_divides_loss=steps > 1) as loader:
         for batch, info in loader.steps():
             loss = engine(batch["input_ids"], batch["labels"])["loss"]
             backward(engine, loss, info)
             engine.step()
             log.note(batch["numbers"], info, info.scale(loss) / steps)
-    return log.close(get_whole(engine.module))
+    return log.updates, log.losses, get_whole(engine.module)
 
 
 def pretend() -> None:
@@ -129,7 +110,7 @@ def train_accelerate(stage: int, *, is_exact: bool = False) -> Any:
     model = Model()
     engine, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
     log = Log()
-    with make_loader(is_exact=is_exact, steps=2) as loader:
+    with make_mode(is_exact=is_exact, steps=2) as loader:
         for batch, info in accelerator.prepare(loader).steps():
             with accumulate(accelerator, engine, info):
                 loss = info.scale(engine(batch["input_ids"], batch["labels"])["loss"])
@@ -139,52 +120,27 @@ def train_accelerate(stage: int, *, is_exact: bool = False) -> Any:
                 optimizer.step()
                 optimizer.zero_grad()
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
-    return log.close(get_whole(engine.module))
+    return log.updates, log.losses, get_whole(engine.module)
 
 
-class Recorder(ODBTrainer):
-    """Records the samples of each update, and the part of its loss."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.noted = Log()
-
-    @property
-    def updates(self) -> list[list[int]]:
-        """The sample numbers of each update."""
-        return self.noted.updates[:-1]
-
-    def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
-        numbers, info = inputs.pop("numbers"), inputs[STEP_INFO]
-        loss = super().compute_loss(model, inputs, **kwargs)
-        self.noted.note(numbers, info, info.scale(loss.detach()))
-        return loss
+def make_deepspeed_trainer(folder: Path, config: dict[str, Any], **settings: Any) -> Any:
+    """Returns a trainer with windows of two steps. It pretends late, or its arguments would take every rank for the first."""
+    settings = {"use_cpu": False, "gradient_accumulation_steps": 2, "kind": NotingTrainer} | settings
+    return make_trainer(dist.get_rank(), folder, pretend=pretend, deepspeed=config, **settings)
 
 
 def train_trainer(stage: int, folder: Path, *, is_exact: bool = False) -> Any:
     """Trains by default, with the updates of the plain Trainer, or in free mode."""
-    args = TrainingArguments(
-        output_dir=str(folder),
-        use_cpu=False,
-        report_to=[],
-        disable_tqdm=True,
-        optim="sgd",
-        learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        max_grad_norm=0,
-        remove_unused_columns=False,
-        save_strategy="no",
-        num_train_epochs=1,
-        gradient_accumulation_steps=2,
-        per_device_train_batch_size=UPDATE_SAMPLES // 2 // dist.get_world_size(),
-        accelerator_config={"even_batches": False},
-        deepspeed=make_config(stage, 2) | {"train_micro_batch_size_per_gpu": "auto"},
-    )
-    pretend()  # not earlier, because the arguments would take every rank for the first
     free = {"update_samples": None, "updates_per_epoch": 3, "loader": nested(**(OPTIONS | {"shard": "given"}))}
     odb = ODBOptions(token_budget=BUDGET_TOKENS, **({} if is_exact else free))
-    data = Samples(range(sum(SIZES))) if is_exact else make_data()
-    trainer = Recorder(model=Model(), args=args, train_dataset=data, data_collator=collate, odb=odb)
+    trainer = make_deepspeed_trainer(
+        folder,
+        make_config(stage, 2) | {"train_micro_batch_size_per_gpu": "auto"},
+        odb=odb,
+        train_dataset=make_all() if is_exact else make_data(),
+        per_device_train_batch_size=UPDATE_SAMPLES // 2 // dist.get_world_size(),
+        accelerator_config={"even_batches": False},
+    )
     assert trainer.args.process_index == dist.get_rank()
     trainer.set_odb(replace(odb, survives_out_of_memory=True))
     with pytest.raises(UsageError, match="not with DEEPSPEED: its engine has collectives of its own"):
@@ -192,7 +148,7 @@ def train_trainer(stage: int, folder: Path, *, is_exact: bool = False) -> Any:
     trainer.set_odb(odb)
     trainer.train()
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
-    return trainer.noted.close(get_whole(trainer.model))
+    return trainer.noted.updates, trainer.noted.losses, get_whole(trainer.model)
 
 
 def main() -> None:

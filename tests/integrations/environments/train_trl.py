@@ -18,8 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 from trl import (
     DPOConfig,
     DPOTrainer,
@@ -33,96 +32,48 @@ from trl import (
 
 from odb_ref.integrations.trl import configure_trainer
 from tests.helpers.options import nested
-from tests.integrations.environments import resuming
+from tests.integrations.environments import resuming, tiny
 
-WORDS = 40
-COUNT = 31
-RATE = 0.3
 FREE = {"update_samples": None, "window": 12, "timeout_s": 30}
 """Free mode, with updates that one process can train on again."""
-SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-
-
-def make_tokenizer() -> Any:
-    names = {f"word{number}": number for number in range(WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(names, "word2"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="word0", eos_token="word1")
 
 
 def make_model() -> Any:
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, attn_implementation="eager", pad_token_id=0, **SIZES))
-
-
-def draw(choose: random.Random, high: int) -> list[int]:
-    return [choose.randrange(3, WORDS) for _ in range(choose.randint(2, high))]
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=tiny.WORDS, attn_implementation="eager", pad_token_id=0, **tiny.SIZES)
+    )
 
 
 def make_texts() -> Any:
     rows = []
-    for number in range(COUNT):
+    for number in range(tiny.COUNT):
         choose = random.Random(number)
-        prompt, answer = draw(choose, 8), draw(choose, 12)
+        prompt, answer = tiny.draw(choose, 8), tiny.draw(choose, 12)
         rows.append({"input_ids": prompt + answer, "labels": [-100] * len(prompt) + answer})
     return Dataset.from_list(rows)
 
 
-def make_pairs(count: int = COUNT) -> Any:
+def make_pairs(count: int = tiny.COUNT) -> Any:
     rows = []
     for number in range(count):
         choose = random.Random(number)
-        texts = {"prompt": draw(choose, 6), "chosen": draw(choose, 9), "rejected": draw(choose, 14)}
-        rows.append({name: " " + " ".join(f"word{word}" for word in words) for name, words in texts.items()})
+        texts = {"prompt": tiny.draw(choose, 6), "chosen": tiny.draw(choose, 9), "rejected": tiny.draw(choose, 14)}
+        rows.append({name: f" {tiny.write(words)}" for name, words in texts.items()})
     return Dataset.from_list(rows)
 
 
-class Recorder:
-    """Records the batches of a Trainer before each step, for any order of its classes."""
-
-    failures = 0
-
-    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if "odb_step_info" in inputs:  # and not a whole update
-            self.batches.append((inputs["odb_step_info"], {k: v for k, v in inputs.items() if torch.is_tensor(v)}))
-        return super().training_step(model, inputs, *args, **kwargs)
-
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs out of memory on the last rank, if that should be survived, after TRL has gathered for its metrics."""
-        is_last = self.args.process_index == self.args.world_size - 1
-        is_full = "odb_step_info" in inputs and len(inputs["input_ids"]) > 2
-        found = super().compute_loss(model, inputs, *args, **kwargs)
-        if self.odb.survives_out_of_memory and is_last and is_full:
-            self.failures += 1
-            raise torch.OutOfMemoryError("CUDA out of memory: injected")
-        return found
-
-
-def record(trainer: Any) -> Any:
-    trainer.__class__ = type("Recorded", (Recorder, type(trainer)), {})
-    trainer.batches = []
-    return trainer
-
-
-def get_weights(model: Any) -> Any:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).double()
-
-
 def train(make: Any, key: str, **options: Any) -> dict[str, Any]:
-    trainer = record(configure_trainer(make(), **nested(evaluation={}, **FREE, **options)))
+    trainer = tiny.record(configure_trainer(make(), **nested(evaluation={}, **FREE, **options)))
     trainer.train()
     numbers = list_samples(trainer, key)
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     return {
-        "samples": sorted(show(sample, trainer.args.max_length) for sample in trainer.train_dataset),
+        "samples": sorted(show_sample(sample, trainer.args.max_length) for sample in trainer.train_dataset),
         "batches": numbers,
         "rows": [batch["input_ids"].numel() for info, batch in trainer.batches if not info.is_idle],
         "oversize": [info.local_samples == 1 for info, _ in trainer.batches if not info.is_idle],
-        "error": compare(
-            trainer,
-            make(),
-            [(info.is_update_end, batch) for (info, _), batch in zip(trainer.batches, numbers, strict=True)],
-        ),
+        "error": compare_weights(trainer, make(), tiny.join_updates(trainer, numbers)),
         "losses": [entry["loss"] for entry in logs],
         "logs": logs[-1],
         "epoch": trainer.state.epoch,
@@ -132,20 +83,16 @@ def train(make: Any, key: str, **options: Any) -> dict[str, Any]:
 
 
 def list_samples(trainer: Any, key: str) -> list[list[str]]:
-    return [[] if info.is_idle else sorted(describe(batch, key)) for info, batch in trainer.batches]
+    return [[] if info.is_idle else sorted(describe_batch(batch, key)) for info, batch in trainer.batches]
 
 
 def resume(make: Any, folder: Path, key: str, **options: Any) -> dict[str, Any]:
     """Runs two epochs, and again from the middle of each. Returns the samples of each update."""
 
     def train(checkpoint: str | None) -> dict[str, Any]:
-        trainer = record(configure_trainer(make(folder, **resuming.SETTINGS), **nested(**options)))
+        trainer = tiny.record(configure_trainer(make(folder, **resuming.SETTINGS), **nested(**options)))
         trainer.train(resume_from_checkpoint=checkpoint and str(folder / checkpoint))
-        updates: list[list[str]] = [[]]
-        for (info, _), samples in zip(trainer.batches, list_samples(trainer, key), strict=True):
-            updates[-1] += samples
-            updates += [[]] if info.is_update_end else []
-        return resuming.describe(trainer, updates[:-1])
+        return resuming.describe(trainer, tiny.join_updates(trainer, list_samples(trainer, key)))
 
     return resuming.go_on(train)
 
@@ -161,53 +108,40 @@ def compare_plain(make: Any, **options: Any) -> list[Any]:
         trainer = configure_trainer(make(), **options) if is_ours else make()
         trainer.train()
         logs = [{key: entry[key] for key in LOGGED if key in entry} for entry in trainer.state.log_history]
-        found.append([logs, trainer.state.max_steps, get_weights(trainer.model).tolist()])
+        found.append([logs, trainer.state.max_steps, tiny.get_weights(trainer.model).tolist()])
     return found
 
 
-def compare(trainer: Any, plain: Any, steps: list[tuple[bool, list[str]]]) -> float:
-    """Returns the distance of the weights from those of one process with TRL's own loss over the union of the ranks' batches,
-    relative to the distance trained.
-    """
-    everybody = [steps]
+def compare_weights(trainer: Any, plain: Any, updates: list[list[str]]) -> float:
+    """Returns how far the weights are from those of one process with TRL's own loss, see `tiny.compare`."""
+    everybody = [updates]
     if dist.is_initialized():
         everybody *= dist.get_world_size()
-        dist.all_gather_object(everybody, steps)
-    rows = {show(sample, plain.args.max_length): sample for sample in plain.train_dataset}
-    model, union = plain.model, []
-    start, optimizer = get_weights(model), torch.optim.SGD(model.parameters(), lr=RATE)
-    model.train()
-    for ranks in zip(*everybody, strict=True):
-        union += [rows[text] for _, texts in ranks for text in texts]
-        if ranks[0][0]:
-            plain.compute_loss(model, plain.data_collator(union)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            union = []
-    change = get_weights(model) - start
-    return float(torch.linalg.norm(get_weights(trainer.model) - start - change) / torch.linalg.norm(change))
+        dist.all_gather_object(everybody, updates)
+    rows = {show_sample(sample, plain.args.max_length): sample for sample in plain.train_dataset}
+
+    def compute_loss(union: list[Any]) -> torch.Tensor:
+        loss: torch.Tensor = plain.compute_loss(plain.model, plain.data_collator(union))
+        return loss
+
+    return tiny.compare(trainer, plain.model, compute_loss, rows, everybody)
 
 
-def show(sample: Any, max_length: int | None) -> str:
-    """Returns a sample in the form of `describe`."""
+def show_sample(sample: Any, max_length: int | None) -> str:
+    """Returns a sample in the form of `describe_batch`."""
     if "input_ids" in sample:
-        return " ".join(map(str, sample["input_ids"]))
-    rows = [(sample.get("prompt_ids", []) + sample[name])[:max_length] for name in ("chosen_ids", "rejected_ids")]
-    return " ".join(map(str, rows[0] + rows[1]))
+        return tiny.show(sample["input_ids"])
+    chosen, rejected = (sample.get("prompt_ids", []) + sample[name] for name in ("chosen_ids", "rejected_ids"))
+    return tiny.show(chosen[:max_length] + rejected[:max_length])
 
 
-def describe(batch: Any, key: str) -> list[str]:
+def describe_batch(batch: Any, key: str) -> list[str]:
     """Returns the samples of a batch by their tokens, from rows or from concatenated samples."""
     ids = batch["input_ids"]
     if "position_ids" in batch:
         starts = [*(batch["position_ids"][0] == 0).nonzero().flatten().tolist(), ids.shape[1]]
-        rows = [ids[0, start:end] for start, end in itertools.pairwise(starts)]
-    else:
-        rows = [row[row > 0] for row in ids]
-        if key == "pairs":
-            half = len(rows) // 2
-            rows = [torch.cat([rows[i], rows[half + i]]) for i in range(half)]
-    return [" ".join(map(str, row.tolist())) for row in rows]
+        return tiny.describe([ids[0, start:end] for start, end in itertools.pairwise(starts)], is_paired=False)
+    return tiny.describe([row[row > 0] for row in ids], is_paired=key == "pairs")
 
 
 COMMON: dict[str, Any] = {
@@ -215,7 +149,7 @@ COMMON: dict[str, Any] = {
     "report_to": [],
     "disable_tqdm": True,
     "optim": "sgd",
-    "learning_rate": RATE,
+    "learning_rate": tiny.RATE,
     "lr_scheduler_type": "constant",
     "max_grad_norm": 0,
     "logging_steps": 1,
@@ -230,14 +164,21 @@ COMMON: dict[str, Any] = {
 def make_sft(folder: Path, *, steps: int = 1, **settings: Any) -> Any:
     texts = make_texts()
     args = SFTConfig(output_dir=str(folder), gradient_accumulation_steps=steps, **(COMMON | settings))
-    return SFTTrainer(make_model(), args, train_dataset=texts, eval_dataset=texts, processing_class=make_tokenizer())
+    return SFTTrainer(
+        make_model(), args, train_dataset=texts, eval_dataset=texts, processing_class=tiny.make_tokenizer()
+    )
 
 
-def make_dpo(folder: Path, *, count: int = COUNT, **settings: Any) -> Any:
+def make_dpo(folder: Path, *, count: int = tiny.COUNT, **settings: Any) -> Any:
     args = DPOConfig(output_dir=str(folder), **(COMMON | settings))
     pairs = make_pairs(count)
     return DPOTrainer(
-        make_model(), make_model(), args, train_dataset=pairs, eval_dataset=pairs, processing_class=make_tokenizer()
+        make_model(),
+        make_model(),
+        args,
+        train_dataset=pairs,
+        eval_dataset=pairs,
+        processing_class=tiny.make_tokenizer(),
     )
 
 
@@ -246,27 +187,27 @@ def make_reward(folder: Path, **settings: Any) -> Any:
     args = RewardConfig(output_dir=str(folder), **settings)
     torch.manual_seed(0)
     model = LlamaForSequenceClassification(
-        LlamaConfig(vocab_size=WORDS, num_labels=1, attn_implementation="eager", pad_token_id=0, **SIZES)
+        LlamaConfig(vocab_size=tiny.WORDS, num_labels=1, attn_implementation="eager", pad_token_id=0, **tiny.SIZES)
     )
-    return RewardTrainer(model, args, train_dataset=make_pairs(), processing_class=make_tokenizer())
+    return RewardTrainer(model, args, train_dataset=make_pairs(), processing_class=tiny.make_tokenizer())
 
 
 def make_kto(folder: Path) -> Any:
     rows = [{"prompt": row["prompt"], "completion": row["chosen"], "label": True} for row in make_pairs()]
     args = KTOConfig(output_dir=str(folder), max_length=20, **COMMON)
     data = Dataset.from_list(rows)
-    return KTOTrainer(make_model(), make_model(), args, train_dataset=data, processing_class=make_tokenizer())
+    return KTOTrainer(make_model(), make_model(), args, train_dataset=data, processing_class=tiny.make_tokenizer())
 
 
 def read_stream(folder: Path) -> list[str]:
     """Returns the samples that this rank trains on in the first epoch of a stream that all ranks open alike."""
     args = SFTConfig(output_dir=str(folder), max_steps=20, max_length=20, **COMMON)
     texts = make_texts().to_iterable_dataset(num_shards=3)
-    made = SFTTrainer(make_model(), args, train_dataset=texts, processing_class=make_tokenizer())
-    trainer = record(configure_trainer(made, **nested(**FREE)))
+    made = SFTTrainer(make_model(), args, train_dataset=texts, processing_class=tiny.make_tokenizer())
+    trainer = tiny.record(configure_trainer(made, **nested(**FREE)))
     trainer.train()
     first = [batch for info, batch in trainer.batches if info.epoch == 0 and not info.is_idle]
-    return [text for batch in first for text in describe(batch, "texts")]
+    return [text for batch in first for text in describe_batch(batch, "texts")]
 
 
 def train_all(folder: Path) -> dict[str, Any]:
