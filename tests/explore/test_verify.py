@@ -154,7 +154,11 @@ def test_a_rule_file_called_as_a_library_is_judged_as_any_other() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("import sys\nsys.exit(0)", "SystemExit"), ("while True: pass", "not loaded within|while it is loaded"), ("1 +", "SyntaxError")],
+    [
+        ("import sys\nsys.exit(0)", "SystemExit"),
+        ("while True: pass", "not loaded within|while it is loaded"),
+        ("1 +", "SyntaxError"),
+    ],
 )
 def test_a_file_that_cannot_be_loaded_is_one_line(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "rule.py"

@@ -123,6 +123,15 @@ def test_an_epoch_does_not_go_on_with_other_updates(tmp_path: Path, changed: dic
         make_trainer(tmp_path, "updates", **changed).train(resume_from_checkpoint=True)
 
 
+def test_the_next_epoch_does_not_begin_with_other_updates(tmp_path: Path) -> None:
+    """The Trainer would count to another epoch, or end before the last one does."""
+    trainer = make_trainer(tmp_path, "updates", save_strategy="epoch", num_train_epochs=1)
+    trainer.train()
+    again = make_trainer(tmp_path, "updates", gradient_accumulation_steps=6, num_train_epochs=2)
+    with pytest.raises(UsageError, match=r"updates of the checkpoint hold \d+ samples, and now \d+, so the Trainer"):
+        again.train(resume_from_checkpoint=True)
+
+
 def test_a_checkpoint_that_is_not_there_is_told_from_one_without_a_loader(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, "updates")
     for folder, text in (

@@ -18,7 +18,7 @@ require("accelerate")
 import torch
 import torch.distributed as dist
 from torch.utils.data import IterableDataset
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 
 from odb_ref.integrations.hf import STEP_INFO, enable
 from odb_ref.torch import UsageError
@@ -29,6 +29,7 @@ from tests.integrations.common import (
     Model,
     check_coverage,
     check_weights,
+    collate,
     get_sample,
     make_all,
     run_ranks,
@@ -61,6 +62,43 @@ class Scaling(Recorder):
         self.note(inputs)
         loss = model(inputs["input_ids"], inputs["labels"])["loss"]
         return inputs.pop(STEP_INFO).scale(loss)
+
+
+class Stepping(Recorder):
+    """Calls the model itself."""
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **_: Any) -> Any:
+        loss = model(inputs["input_ids"], inputs["labels"])["loss"]
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
+class Calling(Trainer):
+    """Calls the model itself, and knows nothing of `ODBTrainer`."""
+
+    training_step = Stepping.training_step
+
+
+class Dividing(Recorder):
+    """Divides by the Trainer's own count."""
+
+    def compute_loss(self, model: Any, inputs: Any, num_items_in_batch: Any = None, **_: Any) -> Any:
+        return model(inputs["input_ids"], inputs["labels"])["loss"] / num_items_in_batch
+
+
+def test_losses_that_cannot_be_weighed_say_what_to_do(tmp_path: Path) -> None:
+    """Without an error the weights of the first two would be wrong."""
+    enabled = enable(
+        Calling(Model(), TrainingArguments(str(tmp_path), report_to=[], remove_unused_columns=False)), AUTO
+    )
+    enabled.train_dataset, enabled.data_collator = make_all(), collate
+    with pytest.raises(UsageError, match="training_step of ODBCalling does not call compute_loss"):
+        enabled.train()
+    with pytest.raises(UsageError, match=r"training_step of \w*Stepping does not call compute_loss"):
+        make_trainer(0, tmp_path, kind=Stepping).train()
+    with pytest.raises(TypeError) as raised:
+        make_trainer(0, tmp_path, kind=Dividing).train()
+    assert "return the mean over the batch's labels then" in raised.value.__notes__[0]
 
 
 def use_own_losses(rank: int, folder: Path) -> Any:

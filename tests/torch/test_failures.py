@@ -213,9 +213,7 @@ def list_differently(rank: int) -> None:
 
 
 def test_a_sampler_that_lists_another_order_on_a_rank_is_told_what_it_needs() -> None:
-    check_same(
-        run_ranks(2, list_differently), 1, "the same order on every rank, so give it a generator with the same seed"
-    )
+    check_same(run_ranks(2, list_differently), 1, "must list all of it, with the same seed on every rank")
 
 
 def read_and_die(rank: int, trace: Path) -> None:

@@ -31,6 +31,12 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
             if isinstance(callback, ProgressCallback) and callback.training_bar is not None:
                 callback.training_bar.total = state.max_steps
 
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Checks that the update has a weight."""
+        self._trainer.check_weighed()
+
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:

@@ -77,6 +77,8 @@ class SteppingTrainer(EvaluatingTrainer):
     """False for a Trainer that takes `STEP_INFO` out of its inputs and scales the loss itself."""
     weighed: StepInfo | None = None
     """The `StepInfo` of the pass that is running, whose loss is weighted."""
+    _is_weighed = False
+    """True once a loss of the present update is."""
     counts_first = False
     """Whether a plain Trainer's divisor also counts first labels, which have no loss."""
     _steps: TrainerSteps | TrainerUpdates | None = None
@@ -160,7 +162,7 @@ class SteppingTrainer(EvaluatingTrainer):
                 "num_items_in_batch is set for a training batch, so the loss would be normalised twice: do not override "
                 "ODBTrainer's get_batch_samples"
             )
-        share = 1.0
+        self._is_weighed, share = True, 1.0
         if self.counts_first:
             share = compute_predicted_share(inputs.get("labels"))
             info = replace(
@@ -172,6 +174,13 @@ class SteppingTrainer(EvaluatingTrainer):
         try:
             with gathering(self.accelerator, info) if self._guard is None else nullcontext():
                 result = compute_loss(model, inputs, *args, **kwargs)
+        except TypeError as error:
+            if "NoneType" in str(error):
+                error.add_note(
+                    "num_items_in_batch is None in an ODBTrainer, which weighs a mean loss itself: return the mean over the "
+                    "batch's labels then, or pass compute_loss_func, which is given the number"
+                )
+            raise
         finally:
             self.compute_loss_func = own
         return _change_loss(result, lambda loss: self._keep(info.scale(loss)))
@@ -262,7 +271,19 @@ class SteppingTrainer(EvaluatingTrainer):
 
     def begin_update(self) -> None:
         """Notes that an update is about to be read. A checkpoint saved before its optimizer step must not include it."""
-        self._before = self._compute_place()
+        self._before, self._is_weighed = self._compute_place(), False
+
+    def check_weighed(self) -> None:
+        """Checks that losses of the update that is about to be made are weighted.
+
+        Raises: UsageError when none is, because a subclass computes them itself.
+        """
+        if self.takes_step_info and not self._is_weighed:
+            raise UsageError(
+                f"training_step of {type(self).__name__} does not call compute_loss, so its loss has no weight: call "
+                "self.compute_loss or super().training_step in it, or set takes_step_info = False in your class and pass "
+                "your mean loss through inputs.pop(STEP_INFO).scale"
+            )
 
     def note_update(self) -> None:
         """Notes that the update that was read is made, or that none was read."""

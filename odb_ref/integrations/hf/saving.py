@@ -60,3 +60,18 @@ def read_states(folder: Path) -> list[SavedLoader]:
             "max_samples and intervals; otherwise begin a new training with its weights, without resume_from_checkpoint"
         )
     return states
+
+
+def check_updates(saved: SavedLoader, update_samples: int | None) -> None:
+    """Checks that updates hold as many samples as when a checkpoint was saved. The Trainer counts epochs in updates.
+
+    Raises: UsageError when they do not: the Trainer would take another epoch to be next, or end before the last one does.
+    """
+    before = json.loads(str(saved["loader"]["settings"])).get("update_samples")
+    if before != update_samples:
+        raise UsageError(
+            f"the updates of the checkpoint hold {before or 'various numbers of'} samples, and now "
+            f"{update_samples or 'various numbers of'}, so the Trainer, which counts updates, would repeat or leave out "
+            "samples. Keep per_device_train_batch_size * gradient_accumulation_steps * ranks (ODBOptions(update_samples=)), or "
+            "begin a new training with the checkpoint's weights"
+        )

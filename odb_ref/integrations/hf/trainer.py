@@ -60,7 +60,7 @@ from odb_ref.integrations.hf.data import choose_layout, take_share, warn_of_shar
 from odb_ref.integrations.hf.gathering import gathering
 from odb_ref.integrations.hf.guard import LossAndOutputs, SteppingTrainer
 from odb_ref.integrations.hf.losses import check_pair_loss, warn_of_other_losses
-from odb_ref.integrations.hf.saving import SavedLoader, read_plain_updates, read_states
+from odb_ref.integrations.hf.saving import SavedLoader, check_updates, read_plain_updates, read_states
 from odb_ref.integrations.hf.steps import STEP_INFO, ODBOptions, TrainerSteps, check_arguments, check_engine
 from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch
 from odb_ref.integrations.hf.versions import compute_split, counts_first_labels, get_sampling
@@ -167,8 +167,8 @@ class ODBTrainer(SteppingTrainer):
         )
         if self._saved:
             loader.load_state_dict([state["loader"] for state in self._saved])
-            # Check now that the updates are the same. Otherwise the Trainer might count to another epoch and drop the state.
-            loader.state_dict()
+            loader.state_dict()  # raises if the state does not fit
+            check_updates(self._saved[0], update_samples)
         if update_samples is None:
             self._steps = TrainerSteps(loader, k)
         else:

@@ -340,7 +340,9 @@ def make_error(outcome: Outcome | None, roster: Roster) -> Exception:
                 what = "resumes from another step"
                 cause += ": load states that all ranks saved after the same step"
             if cause.startswith("sampler is "):
-                cause += ": a sampler must list the same order on every rank, so give it a generator with the same seed"
+                cause += (
+                    ": the ranks share one order, so a sampler must list all of it, with the same seed on every rank"
+                )
         case _:
             what = "is lost"
     return JobError(f"{who} {what}: {cause}", rank=outcome.rank, cause=outcome.cause)
