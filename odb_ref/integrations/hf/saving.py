@@ -63,7 +63,7 @@ def read_states(folder: Path) -> list[SavedLoader]:
 
 
 def check_updates(saved: SavedLoader, update_samples: int | None) -> None:
-    """Checks that updates hold as many samples as when a checkpoint was saved. The Trainer counts epochs in updates.
+    """Checks that updates hold the same number of samples as in a checkpoint. The Trainer counts epochs in updates.
 
     Raises: UsageError when they do not: the Trainer would take another epoch to be next, or end before the last one does.
     """
