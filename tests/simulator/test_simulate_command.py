@@ -28,10 +28,12 @@ def test_json_says_what_was_run_and_how_sure_it_is(
     policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "figures.json"
-    assert simulate("--ranks", "4", "--samples", "400", "--policy", policy, "--json", str(path)) == 0
+    window = None if policy == "standard" else 32
+    arguments = ["simulate", "mm_mix_real", "--token-budget", "4096", *(["--window", "32"] if window else [])]
+    assert main([*arguments, "--ranks", "4", "--samples", "400", "--policy", policy, "--json", str(path)]) == 0
     figures = json.loads(path.read_text())
     assert figures["policy"] == policy
-    assert (figures["ranks"], figures["window"], figures["depth"]) == (4, 32, 8)
+    assert (figures["ranks"], figures["window"], figures["depth"]) == (4, window, 8)
     assert figures["samples_total"] == figures["samples_emitted"] == figures["samples_unique"] == 400
     shown = capsys.readouterr().out
     assert f"{figures['tokens_per_s']:,.0f} tokens/s" in shown
