@@ -183,6 +183,21 @@ def test_a_policy_whose_steps_hold_more_gets_smaller_batches(samples: int) -> No
             assert one.updates == 1
 
 
+def test_the_command_says_that_the_baseline_has_smaller_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Even if other policies have smaller ones too, whose cautions come before."""
+    path = tmp_path / "out.json"
+    command = "compare mm_mix_real --samples 1000 --ranks 64 --global-batch 128 --policy odb,hfg,peer,standard"
+    assert main([*command.split(), "--json", str(path)]) == 0
+    *_, standard = json.loads(path.read_text())
+    own, used = standard["batch_size"], standard["accumulated_batch_size"]
+    assert used < own
+    said = capsys.readouterr().out
+    assert f"(fixed batches of {own}, {used} at one global batch)" in said
+    assert f"policy standard: fixed batches hold {used:,} samples, because" in said
+
+
 def test_the_command_says_what_an_update_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "out.json"
     arguments = ["mm_mix_real", "--samples", "1000", "--policy", "odb,standard", "--json", str(path)]

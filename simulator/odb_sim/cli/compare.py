@@ -212,6 +212,12 @@ def describe_ratio(compared: Compared) -> str:
     )
 
 
+def _describe_size(compared: Compared) -> str:
+    """Returns the size of fixed batches, and a smaller one if the global batch needs it."""
+    fitted = {one.batch_size for one in compared.accumulated if one.batch_size} - {compared.batch_size}
+    return f"{compared.batch_size:,}" + "".join(f", {size:,} at one global batch" for size in sorted(fitted))
+
+
 def _find_window(compared: Compared) -> int | None:
     """Returns the window of the first policy that has one. If updates are fixed, only the peer has."""
     return next((summary.window for summary in compared.summaries if summary.window is not None), None)
@@ -222,7 +228,7 @@ def _build_table(compared: Compared) -> tuple[str, list[str], list[list[str]]]:
     what, window = compared.what, _find_window(compared)
     title = (
         f"{what.workload.name}: {what.workload.samples_total:,} samples, {what.workload.ranks:,} ranks ({what.sharding} "
-        f"shards), {what.mode} mode, budget {what.budget_tokens:,} (fixed batches of {compared.batch_size:,})"
+        f"shards), {what.mode} mode, budget {what.budget_tokens:,} (fixed batches of {_describe_size(compared)})"
         + ("" if window is None else f", window {window:,}" + " (peer only)" * (what.update_samples is not None))
         + f"; speed-up over {compared.reference.policy}, at one global batch; the next three columns "
         "show what an update then holds; from 'at own batch' on: with the updates that each policy makes by itself"
@@ -262,7 +268,7 @@ def _build_tables(compared: list[Compared]) -> list[tuple[str, list[str], list[l
             f"{item.what.workload.tokens.mean():,.0f}",
             f"{item.what.workload.tokens.max():,}",
             f"{item.what.budget_tokens:,}",
-            f"{item.batch_size:,}",
+            _describe_size(item),
             "-" if (window := _find_window(item)) is None else f"{window:,}",
         ]
         for item in compared

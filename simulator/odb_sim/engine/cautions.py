@@ -33,6 +33,7 @@ class About(StrEnum):
     UNTRIED = "untried"
     UPDATE = "update"
     FITTED = "fitted"
+    BASELINE = "baseline"
 
 
 _FEW_BATCHES: Final = 8
