@@ -58,10 +58,12 @@ from odb_sim.recorded.steps import (
     READY_SHARE,
     Meeting,
     TimedRun,
+    check_alike,
     find_ends,
     fit_collective,
     fit_step_table,
     fit_steps,
+    list_unused,
 )
 
 _READ_FITS: Final = 3
@@ -85,11 +87,18 @@ class Calibration:
     """Steps at the start of each run that were neither fitted nor judged."""
     meeting: Meeting = Meeting.EVERY_UPDATE
     """Which steps were fitted."""
+    unused: tuple[str, ...] = ()
+    """The runs of which no step could be timed."""
 
     def to_json(self) -> dict[str, object]:
         """Returns the section of the cost-model file that describes the fit."""
         components = [asdict(fit) for fit in self.fits]
-        return {"held_back": self.held_back, "warm_up_steps": self.warm_up_steps, "components": components}
+        return {
+            "held_back": self.held_back,
+            "warm_up_steps": self.warm_up_steps,
+            "unused": self.unused,
+            "components": components,
+        }
 
 
 def calibrate(
@@ -111,12 +120,14 @@ def calibrate(
     training thread read and collated when it asked for a step. That time is then part of the step, and the spans of reading
     and collating carry no information. Traces do not record how the ranks exchanged, so the caller passes ``transport``.
 
-    Raises: UsageError when a run has no times, or too few steps whose data was there in time, or all of one size (a table).
+    Raises: UsageError when a run has no times, or too few steps whose data was there in time, or all of one size (a table), or
+    only some runs accumulate steps.
     """
     for run in runs:
         if not run.has_times:
             raise UsageError(f"{run.name}: the trace has no times, so there is nothing to fit a cost model to")
     timed = [TimedRun(run, find_ends(run, global_batch), warm_up_steps) for run in runs]
+    check_alike(timed)
     step, meeting = fit_steps(timed)
     if step.reason:
         raise UsageError(f"{runs[0].name}: the time of a step cannot be fitted: {step.reason}")
@@ -149,7 +160,7 @@ def calibrate(
         costs = replace(costs, step_table=table)
         fits.insert(1, fit)
     held_back = "every second run" if len(runs) > 1 else "the second half of the run"
-    return Calibration(costs, tuple(fits), held_back, warm_up_steps, meeting)
+    return Calibration(costs, tuple(fits), held_back, warm_up_steps, meeting, list_unused(timed, meeting))
 
 
 def list_ranges(fits: Sequence[Fit]) -> Ranges:
