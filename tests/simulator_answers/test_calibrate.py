@@ -47,7 +47,7 @@ COSTS = Costs(
     collective=CollectiveCost(fixed_s=0.04, latency_s=0, transfer_s=0),
     network=NetworkCost(alpha_s=4e-4, beta_s=2e-6),
     loader=LoaderCost(
-        workers=3, sample_s=2e-3, per_token_s=5e-6, collate_step_s=3e-3, collate_per_token_s=1e-6, receive_sample_s=0
+        workers=3, sample_s=2e-3, per_token_s=5e-6, collate_step_s=3e-3, collate_per_token_s=1e-6, receive_sample_s=2e-4
     ),
 )
 
@@ -101,6 +101,7 @@ def test_the_costs_of_a_simulated_run_are_recovered(tmp_path: Path) -> None:
     assert found.loader.per_token_s == pytest.approx(5e-6, rel=1e-2)
     assert found.loader.collate_step_s == pytest.approx(3e-3, rel=1e-2)
     assert found.loader.collate_per_token_s == pytest.approx(1e-6, rel=1e-2)
+    assert found.loader.receive_sample_s == pytest.approx(2e-4, rel=1e-2)
     assert all(not fit.reason and fit.median_error < 0.01 for fit in calibration.fits)
 
 
