@@ -82,6 +82,20 @@ def test_the_ends_of_the_range(trace: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_options_that_tune_prints(folder: Path) -> None:
+    path = folder / "tuned.json"
+    command = f"tune mm_mix_real --ranks 8 --memory-tokens 16384 --no-beside --json {path}"
+    assert main(command.split()) == 0
+    tuned = json.loads(path.read_text())
+    assert f"It prints the options to use, `{tuned['options']}` here" in read_words(CHOOSE)
+    assert (
+        f"`token_budget={tuned['token_budget']:_}`, `Batching(window={tuned['window']}, depth={tuned['depth']})`"
+        in (read_words(CHOOSE))
+    )
+    assert f"`Protocol(ramp_rounds={tuned['ramp']}, max_age_rounds={tuned['max_age']})`" in read_words(CHOOSE)
+
+
+@pytest.mark.slow
 def test_the_speed_up_of_the_free_mode(folder: Path) -> None:
     found = find_speedups("compare mm_mix_real", folder)
     odb, bmt, gmt, packing = (f"{found[name]:.2f}" for name in ("odb", "bmt", "gmt", "packing"))
