@@ -76,6 +76,16 @@ def test_the_lines_that_it_prints_can_be_run(
     assert again["sim_time_s"] == pytest.approx(best["summary"]["sim_time_s"])
 
 
+def test_the_answer_says_why_its_budget_is_far_below_the_memory(
+    lengths: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = plan(lengths, tmp_path, SMALL)
+    low, budget = figures["memory"]["range"][0], figures["ways"][0]["token_budget"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"({low:,} to " in said
+    assert f"up to the low end no budget is notably faster than {budget:,}." in said
+
+
 def test_each_node_starts_as_many_ranks(lengths: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     assert main(["plan", str(lengths), *f"{SMALL} --gpus 12".split(), "--json", str(out)]) == 0

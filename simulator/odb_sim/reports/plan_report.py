@@ -57,7 +57,7 @@ def describe_plan(plan: RunPlan) -> str:
     fits, (least, most) = job.compute_memory(job.values).tokens, job.compute_token_range()
     memory = (
         f"About {fits:,} padded tokens fit beside {job.model.parameters / 1e9:.1f} billion weights "
-        f"({least:,} to {most:,}); the budget keeps to the low end."
+        f"({least:,} to {most:,}); up to the low end no budget is notably faster than {best.what.budget_tokens:,}."
         if wanted.memory_tokens is None
         else ""
     )
