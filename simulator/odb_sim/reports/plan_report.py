@@ -116,7 +116,7 @@ def list_commands(plan: RunPlan, data: str, reading: str) -> list[str]:
         f"torchrun --nnodes {job.gpus // job.node_ranks} --nproc-per-node {job.node_ranks} train.py",
         *count,
         f"odb-ref simulate {data} --ranks {job.gpus} --token-budget {best.budget_tokens}{options}"
-        " --cost-model costs.json  # as --write-costs of this command writes it",
+        " --cost-model planned.json  # as --write-costs of this command writes it",
     ]
 
 
