@@ -38,13 +38,11 @@ class Lanes:
 
     def __init__(self, policy: str) -> None:
         lengths = load_lengths(TRACE)
-        sharding = Sharding.SHARED if policy == "odb" else Sharding.EVEN
         what = Run(
-            workload=build_workload(lengths, ranks=RANKS, sharding=sharding),
+            workload=build_workload(lengths, ranks=RANKS, sharding=Sharding.EVEN),
             policy=policy,
             budget_tokens=choose_budget(lengths),
             global_batch=GlobalBatch(samples=UPDATE),
-            sharding=sharding,
             update_samples=UPDATE if policy == "odb" else None,
         )
         timeline, fill = Timeline(), Fill(RANKS)

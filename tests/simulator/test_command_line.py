@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from odb_sim.cli.main import EXAMPLES, build_parser, main
 
-from tests.helpers.commands import get_figures
+from tests.helpers.commands import get_figures, refuse
 
 
 def get_commands() -> dict[str, argparse.ArgumentParser]:
@@ -113,3 +113,51 @@ def test_a_limit_holds_in_a_comparison_and_a_sweep() -> None:
             (figures,) = get_figures(f"{command} {options}", *["--processes", "1"] * (command == "sweep"))
             steps[command, bool(limit)] = figures["steps"]
     assert steps["compare", True] == steps["sweep", True] > steps["compare", False] == steps["sweep", False]
+
+
+FIXED, BASELINE = "with --global-batch", "without a policy that runs the protocol"
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare", "sweep"])
+@pytest.mark.parametrize(
+    ("given", "option", "why"),
+    [
+        ("--global-batch 64", "--window 32", FIXED),
+        ("--global-batch 64", "--max-age 2", FIXED),
+        ("--global-batch 64", "--ramp 1", FIXED),
+        ("--global-batch 64 --layout packed", "--padding-share 4", "with --layout packed"),
+        ("", "--padding-share 4", "without --global-batch"),
+        ("--policy standard", "--window 256", BASELINE),
+        ("--policy standard", "--layout padded", BASELINE),
+        ("--policy standard", "--order fullest", BASELINE),
+        ("--policy standard", "--cost attention/600", BASELINE),
+        ("--policy standard", "--sizes powers", BASELINE),
+        ("--policy standard", "--ramp 1", BASELINE),
+        ("--policy standard", "--max-age 2", BASELINE),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    command: str, given: str, option: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = [] if "--policy" in given else ["--policy", "odb"]
+    arguments = [command, *SMALL, "--token-budget", "2000", *given.split(), *policy, *option.split()]
+    assert f"{option}: has no effect {why}" in refuse(capsys, arguments)
+
+
+@pytest.mark.parametrize(("given", "why"), [("--policy standard", BASELINE), ("", "without --fault")])
+def test_a_deadline_without_effect_is_refused(given: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["simulate", *SMALL, "--token-budget", "2000", *given.split(), "--deadline", "5"]
+    assert f"--deadline 5.0: has no effect {why}" in refuse(capsys, arguments)
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare", "sweep"])
+def test_fixed_updates_name_no_window(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, policies = tmp_path / "out.json", "odb" if command == "simulate" else "odb,standard"
+    updates = [command, *SMALL, "--token-budget", "2000", "--global-batch", "64", "--json", str(path)]
+    assert main([*updates, "--policy", policies]) == 0
+    figures = json.loads(path.read_text())
+    assert {one["window"] for one in (figures if isinstance(figures, list) else [figures])} == {None}
+    assert "window 2" not in capsys.readouterr().out
+    if command != "simulate":  # the peer has windows all the same
+        assert main([*updates, "--policy", "odb,standard,peer", "--window", "32"]) == 0
+        assert [one["window"] for one in json.loads(path.read_text())] == [None, None, 32]

@@ -48,7 +48,8 @@ def test_every_trace_is_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     ]
     for name in list_bundled_names():
         own = [item for item in figures if item["lengths"] == name]
-        assert len({(item["token_budget"], item["samples_total"], item["window"]) for item in own}) == 1
+        assert len({(item["token_budget"], item["samples_total"]) for item in own}) == 1
+        assert [item["window"] for item in own] == [256, None, None]
         assert own[0]["token_budget"] == 4 * load_lengths(name).tokens.max()
         odb, standard, _ = own
         assert standard["batch_size"] >= 4
@@ -88,7 +89,7 @@ def test_a_ratio_of_samples_of_other_lengths_is_given_in_tokens_too() -> None:
 def test_several_traces_may_be_named_and_a_budget_given() -> None:
     options = "--ranks 2 --samples 100 --token-budget 3000 --window 32 --policy odb,standard"
     figures = get_figures(f"compare gsm8k sgd_dialogues {options}")
-    assert {(item["token_budget"], item["window"]) for item in figures} == {(3000, 32)}
+    assert {(item["token_budget"], item["window"]) for item in figures} == {(3000, 32), (3000, None)}
     assert len(figures) == 4
 
 

@@ -96,7 +96,7 @@ COMMANDS = {
 def write_data(command: str, arguments: list[str], folder: Path) -> None:
     """Writes data files or traces for a command that reads them."""
     if command in ("replay", "calibrate"):
-        arguments += [str(record(folder / f"{number}.ndjson", samples=900)) for number in range(2)]
+        arguments += [str(record(folder / f"{number}.ndjson", samples=900, seed=number)) for number in range(2)]
     if command == "lengths":
         (folder / "data.json").write_text(json.dumps([{"input_ids": list(range(n))} for n in range(1, 30)]))
         arguments.append(str(folder / "data.json"))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from odb_sim.cli.main import main
 from odb_sim.inputs.lengths import list_bundled_names, load_lengths
-from odb_sim.studies.runs import POLICIES
+from odb_sim.studies.runs import POLICIES, has_window, is_rule
 
 from odb_ref.core.errors import UsageError
 from tests.helpers.commands import refuse
@@ -231,7 +231,9 @@ def test_what_is_required_is_named(missing: str, capfd: pytest.CaptureFixture[st
 def test_absurdly_large_numbers_are_only_numbers(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     large = "1" + "0" * 30
     arguments = ["simulate", "gsm8k", "--ranks", "2", "--samples", "20", "--policy", policy, "--seed", large]
-    assert main([*arguments, "--token-budget", large, "--window", large, "--depth", large, "--max-age", large]) == 0
+    windows = ["--window", large] if has_window(policy) else []
+    ages = ["--max-age", large] if is_rule(policy) else []
+    assert main([*arguments, "--token-budget", large, "--depth", large, *windows, *ages]) == 0
     assert capsys.readouterr().err == ""
 
 

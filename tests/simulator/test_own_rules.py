@@ -43,7 +43,8 @@ def test_a_window_is_told_where_there_is_one(capsys: pytest.CaptureFixture[str])
     """An update is its own window, with any rule."""
     for update in ([], ["--global-batch", "40"]):
         for policy in ("odb", EAGER):
-            assert main(["simulate", *SMALL, "--ranks", "2", "--policy", policy, *update]) == 0
+            arguments = ["simulate", *SMALL[:-2], "--ranks", "2", "--policy", policy]
+            assert main([*arguments, *update]) == 0
             assert (", window " in capsys.readouterr().out.splitlines()[0]) is not bool(update)
 
 

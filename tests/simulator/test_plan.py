@@ -33,7 +33,7 @@ def lengths(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(lengths: Path) -> tuple[dict[str, Any], Path]:
     folder = lengths.parent
     options = f"--global-batch 32 --epochs 3 --price 2 --json {folder / 'p.json'} --html {folder / 'p.html'}"
-    assert main(["plan", str(lengths), *f"{SMALL} {options} --write-costs {folder / 'costs.json'}".split()]) == 0
+    assert main(["plan", str(lengths), *f"{SMALL} {options} --write-costs {folder / 'planned.json'}".split()]) == 0
     figures: dict[str, Any] = json.loads((folder / "p.json").read_text())
     return figures, folder
 
@@ -74,6 +74,16 @@ def test_the_lines_that_it_prints_can_be_run(
     assert get_figures(arguments)["sim_time_s"] == pytest.approx(best["summary"]["sim_time_s"])
 
 
+def test_the_answer_says_why_its_budget_is_far_below_the_memory(
+    lengths: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = plan(lengths, SMALL)
+    low, budget = figures["memory"]["range"][0], figures["ways"][0]["token_budget"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"({low:,} to " in said
+    assert f"up to the low end no budget is notably faster than {budget:,}." in said
+
+
 def plan(lengths: Path, options: str) -> dict[str, Any]:
     """Returns all figures of a plan."""
     figures: dict[str, Any] = get_figures(f"plan {lengths} {options}")
@@ -110,7 +120,7 @@ def test_each_way_has_the_batches_that_are_fastest_for_it(tmp_path: Path, monkey
 
 
 def test_the_cost_model_that_it_writes_has_ranges(made: tuple[dict[str, Any], Path]) -> None:
-    costs = load_costs(made[1] / "costs.json")
+    costs = load_costs(made[1] / "planned.json")
     rows = {name: (low, high) for name, low, high in costs.ranges.rows}
     low, high = rows["gpu.per_token_s"]
     assert low < costs.gpu.per_token_s < high
@@ -207,7 +217,7 @@ def test_a_cost_model_that_is_written_says_for_how_many_ranks(
     made: tuple[dict[str, Any], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = made[1]
-    assert load_costs(folder / "costs.json").fitted.ranks == 4
+    assert load_costs(folder / "planned.json").fitted.ranks == 4
     run = "--ranks 8 --token-budget 20000 --cost-model"
-    assert main(["simulate", "gsm8k", *run.split(), str(folder / "costs.json")]) == 0
+    assert main(["simulate", "gsm8k", *run.split(), str(folder / "planned.json")]) == 0
     assert "fitted to runs of 4 ranks, and 8 are simulated" in " ".join(capsys.readouterr().out.split())

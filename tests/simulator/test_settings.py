@@ -36,7 +36,7 @@ def ask(what: Run) -> dict[str, tuple[int, float]]:
     for caution in list_costly(what, run(what).summary):
         assert caution.about is About.SETTING
         said = re.fullmatch(
-            r"(--[\w-]+) \d+ \(with (\d+): [\d,]+ tokens/s\) costs ([\d.]+)% of this epoch", caution.text
+            r"(--[\w-]+) (\d+) instead of \d+ would save ([\d.]+)% of this epoch \([\d,]+ tokens/s\)", caution.text
         )
         assert said is not None, caution.text
         found[said[1]] = int(said[2]), float(said[3]) / 100

@@ -183,6 +183,17 @@ def test_a_policy_whose_steps_hold_more_gets_smaller_batches(samples: int) -> No
             assert one.updates == 1
 
 
+def test_the_command_says_that_the_baseline_has_smaller_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    """Even if other policies have smaller ones too, whose cautions come before."""
+    command = "compare mm_mix_real --samples 1000 --ranks 64 --global-batch 128 --policy odb,hfg,peer,standard"
+    *_, standard = get_figures(command)
+    own, used = standard["batch_size"], standard["accumulated_batch_size"]
+    assert used < own
+    said = capsys.readouterr().out
+    assert f"(fixed batches of {own}, {used} at one global batch)" in said
+    assert f"policy standard: fixed batches hold {used:,} samples, because" in said
+
+
 def test_the_command_says_what_an_update_holds(capsys: pytest.CaptureFixture[str]) -> None:
     odb, standard = get_figures("compare mm_mix_real --samples 1000 --policy odb,standard --global-batch 200")
     said = capsys.readouterr().out

@@ -39,7 +39,7 @@ from odb_sim.recorded.runs import RecordedRun, load_runs
 
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.errors import UsageError
-from tests.helpers.commands import get_figures
+from tests.helpers.commands import get_figures, refuse
 from tests.simulator_answers.helpers import record
 
 COSTS = Costs(
@@ -47,7 +47,7 @@ COSTS = Costs(
     collective=CollectiveCost(fixed_s=0.04, latency_s=0, transfer_s=0),
     network=NetworkCost(alpha_s=4e-4, beta_s=2e-6),
     loader=LoaderCost(
-        workers=3, sample_s=2e-3, per_token_s=5e-6, collate_step_s=3e-3, collate_per_token_s=1e-6, receive_sample_s=0
+        workers=3, sample_s=2e-3, per_token_s=5e-6, collate_step_s=3e-3, collate_per_token_s=1e-6, receive_sample_s=2e-4
     ),
 )
 
@@ -101,6 +101,7 @@ def test_the_costs_of_a_simulated_run_are_recovered(tmp_path: Path) -> None:
     assert found.loader.per_token_s == pytest.approx(5e-6, rel=1e-2)
     assert found.loader.collate_step_s == pytest.approx(3e-3, rel=1e-2)
     assert found.loader.collate_per_token_s == pytest.approx(1e-6, rel=1e-2)
+    assert found.loader.receive_sample_s == pytest.approx(2e-4, rel=1e-2)
     assert all(not fit.reason and fit.median_error < 0.01 for fit in calibration.fits)
 
 
@@ -289,7 +290,8 @@ def test_the_command_s_file_prices_a_simulation_as_the_run_was(
 
 
 def test_the_command_says_which_runs_were_held_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    traces = [str(record_timed(tmp_path / f"{number}.ndjson")) for number in range(3)]
+    costs = [replace(COSTS, gpu=replace(COSTS.gpu, fixed_s=0.11 + number / 1000)) for number in range(3)]
+    traces = [str(record_timed(tmp_path / f"{number}.ndjson", one)) for number, one in enumerate(costs)]
     assert main(["calibrate", *traces, "--warm-up", "5"]) == 0
     shown = capsys.readouterr().out
     assert "every second run; warm-up left out: 5 steps of each run" in shown
@@ -376,6 +378,35 @@ def test_accumulated_steps_are_fitted_whether_or_not_ranks_meet_in_each(
     assert f"ranks {'meet after every step' if each_step else 'do not meet'}" in capsys.readouterr().out.replace(
         "\n", " "
     )
+
+
+def test_runs_that_accumulate_steps_are_not_fitted_with_runs_that_do_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free, fixed = str(record_timed(tmp_path / "free.ndjson")), str(record_updates(tmp_path / "fixed.ndjson", COSTS))
+    for traces in ([free, fixed], [fixed, free]):
+        error = refuse(capsys, ["calibrate", *traces])
+        assert (
+            f"{fixed}: accumulates steps to updates, and in {free} each step is an update: calibrate them apart"
+            in error
+        )
+
+
+def test_a_run_that_lends_no_step_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = replace(COSTS, gpu=replace(COSTS.gpu, fixed_s=0.12))
+    traces = [str(record_timed(tmp_path / f"{number}.ndjson", one)) for number, one in enumerate((COSTS, other))]
+    traces.append(str(record(tmp_path / "short.ndjson", samples=5, costs=COSTS)))
+    assert main(["calibrate", *traces]) == 0
+    assert f"step: no step of {traces[2]} was used" in capsys.readouterr().out
+    assert main(["calibrate", *traces[:2]]) == 0
+    assert "was used" not in capsys.readouterr().out
+
+
+def test_a_trace_that_is_given_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, copy = record_timed(tmp_path / "t.ndjson"), tmp_path / "copy.ndjson"
+    copy.write_bytes(first.read_bytes())
+    for second in (first, copy):
+        assert f"{second}: holds the same as {first}" in refuse(capsys, ["calibrate", str(first), str(second)])
 
 
 def test_the_error_of_a_cost_model_is_no_less_than_that_of_its_own_runs(tmp_path: Path) -> None:

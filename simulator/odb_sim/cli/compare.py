@@ -18,7 +18,9 @@ from odb_sim.cli.options import (
     build_run,
     build_source,
     check_batch_size,
+    check_effects,
     complain,
+    drop_defaults,
     load_lengths_option,
     open_study,
 )
@@ -96,7 +98,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         parser,
         ranks=_RANKS,
         budget="--batch-size times the longest sample of the trace",
-        window=None,
         window_rule=f"{LEAST_WINDOW}, doubled until it holds {GROUPS_PER_WINDOW} batches of average samples or a shard",
     )
     add_batch_size(
@@ -110,6 +111,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--csv", metavar="FILE", help="write all figures: one row for each trace and policy")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
+    drop_defaults(parser)
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -121,6 +123,7 @@ def run_command(options: argparse.Namespace) -> int:
         check_batch_size(options.batch_size, policies)
     names = _list_names(options)
     runs = [_build_run(options, policies[0], name) for name in names]
+    check_effects(options, policies)
     check_writable(options.json, options.csv, options.html, reads=[*options.lengths, options.cost_model])
     total = 2 * len(policies) * len(runs)
     label = f"{len(policies)} policies on {len(runs)} trace(s)"
@@ -182,7 +185,7 @@ def describe_terms(compared: list[Compared]) -> str:
         f"{what.workload.ranks:,} ranks ({what.sharding} shards), {what.mode} mode. Budget: maximum padded tokens of a "
         "batch, the same for every policy. Fixed batch: samples of a batch of standard, hfg and balanced, "
         + ("what the budget holds of the longest sample" if what.batch_size is None else "as asked for")
-        + ". Window: samples that a rank of the protocol groups at a time."
+        + ("." if what.update_samples else ". Window: samples that a rank of the protocol groups at a time.")
     )
 
 
@@ -209,13 +212,25 @@ def describe_ratio(compared: Compared) -> str:
     )
 
 
+def _describe_size(compared: Compared) -> str:
+    """Returns the size of fixed batches, and a smaller one if the global batch needs it."""
+    fitted = {one.batch_size for one in compared.accumulated if one.batch_size} - {compared.batch_size}
+    return f"{compared.batch_size:,}" + "".join(f", {size:,} at one global batch" for size in sorted(fitted))
+
+
+def _find_window(compared: Compared) -> int | None:
+    """Returns the window of the first policy that has one. If updates are fixed, only the peer has."""
+    return next((summary.window for summary in compared.summaries if summary.window is not None), None)
+
+
 def _build_table(compared: Compared) -> tuple[str, list[str], list[list[str]]]:
     """Returns a row for each policy."""
-    what = compared.what
+    what, window = compared.what, _find_window(compared)
     title = (
         f"{what.workload.name}: {what.workload.samples_total:,} samples, {what.workload.ranks:,} ranks ({what.sharding} "
-        f"shards), {what.mode} mode, budget {what.budget_tokens:,} (fixed batches of {compared.batch_size:,}), window "
-        f"{what.window_samples:,}; speed-up over {compared.reference.policy}, at one global batch; the next three columns "
+        f"shards), {what.mode} mode, budget {what.budget_tokens:,} (fixed batches of {_describe_size(compared)})"
+        + ("" if window is None else f", window {window:,}" + " (peer only)" * (what.update_samples is not None))
+        + f"; speed-up over {compared.reference.policy}, at one global batch; the next three columns "
         "show what an update then holds; from 'at own batch' on: with the updates that each policy makes by itself"
     )
     rows = [
@@ -253,8 +268,8 @@ def _build_tables(compared: list[Compared]) -> list[tuple[str, list[str], list[l
             f"{item.what.workload.tokens.mean():,.0f}",
             f"{item.what.workload.tokens.max():,}",
             f"{item.what.budget_tokens:,}",
-            f"{item.batch_size:,}",
-            f"{item.what.window_samples:,}",
+            _describe_size(item),
+            "-" if (window := _find_window(item)) is None else f"{window:,}",
         ]
         for item in compared
     ]

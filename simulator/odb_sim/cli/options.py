@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from odb_ref.core.batching.cost import Cost, get_cost
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import DEPTH_STEPS, Terms
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
@@ -26,9 +27,10 @@ from odb_sim.reports.document import PageSource
 from odb_sim.reports.terminal import show_progress
 from odb_sim.studies.cells import CellFailure, Point, Store
 from odb_sim.studies.clusters import ADDRESSES, open_executor
-from odb_sim.studies.runs import POLICIES, Driver, Run, has_fixed_batches
+from odb_sim.studies.runs import PEER, POLICIES, Driver, Run, has_fixed_batches, is_rule
 from odb_sim.studies.sweep import Study
 
+WINDOW: Final = 256
 PAGE_HELP: Final = "write a page: the answer in words, how full each step is on each rank, and the figures"
 BANDS_HELP: Final = "state how sure the figures are, even if that takes much longer than the run itself"
 LENGTHS_HELP: Final = "a bundled trace, a CSV or CSV.gz file with a column total_tokens, or a .npy file of lengths"
@@ -67,18 +69,16 @@ def add_run_options(
     *,
     ranks: int | None = None,
     budget: str = "",
-    window: int | None = 256,
-    window_rule: str = "",
+    window_rule: str = str(WINDOW),
 ) -> None:
     """Adds the options that `build_run` reads, except the lengths and the policy.
 
-    ``ranks`` and ``window`` are the defaults. ``budget`` and ``window_rule`` describe what happens without a default.
+    ``ranks`` is the default. ``budget`` and ``window_rule`` describe what happens without one.
     """
     add_number(parser, "--ranks", "N", "data-parallel ranks", ranks)
     said = f" ({budget})" if budget else ""
     add_number(parser, "--token-budget", "B", f"maximum padded tokens of a batch of two or more samples{said}")
-    said = f" ({window_rule})" if window_rule else ""
-    add_number(parser, "--window", "K", f"samples that a rank groups at a time{said}", window)
+    add_number(parser, "--window", "K", f"samples that a rank groups at a time ({window_rule})")
     add_number(parser, "--depth", "D", "steps between loader and trainer", DEPTH_STEPS)
     add_shared_options(parser)
     add_choice(
@@ -197,7 +197,7 @@ def build_run(options: argparse.Namespace, policy: str, lengths: Lengths) -> Run
         policy=policy,
         ranks=options.ranks,
         budget_tokens=options.token_budget,
-        window_samples=options.window,
+        window_samples=WINDOW if options.window is None else options.window,
         depth_steps=options.depth,
     )
     # The driver last: whether it can do the run depends on the terms.
@@ -295,6 +295,41 @@ def build_costs(options: argparse.Namespace) -> Costs:
 def build_source(options: argparse.Namespace, data: Sequence[str]) -> PageSource:
     """Returns the content of a page's footer: the command as it was given, and its data."""
     return PageSource(command=getattr(options, "said", f"odb-ref {options.command}"), data=data)
+
+
+_CHECKED: Final = {
+    "--window": "window",
+    "--max-age": "max_age_rounds",
+    "--ramp": "ramp_rounds",
+    "--padding-share": "padding_share",
+    "--layout": "layout",
+    "--order": "order",
+    "--cost": "cost",
+    "--sizes": "sizes",
+    "--deadline": "deadline",
+}
+"""The options, and their names in the parsed options, that `check_effects` checks. They are None if they were not given."""
+
+
+def drop_defaults(parser: argparse.ArgumentParser) -> None:
+    """Makes the options that `check_effects` checks None by default, so that it sees which were given."""
+    parser.set_defaults(**dict.fromkeys(_CHECKED.values()))
+
+
+def check_effects(options: argparse.Namespace, policies: Sequence[str]) -> None:
+    """Checks that every option that was given has an effect on at least one of ``policies``.
+
+    Raises: UsageError when one has none.
+    """
+    baseline = "" if any(map(is_rule, policies)) else "without a policy that runs the protocol"
+    fixed = "" if options.update_samples is None else "with --global-batch"
+    share = "with --layout packed" if options.layout == Layout.PACKED else "" if fixed else "without --global-batch"
+    calm = "" if getattr(options, "fault", ()) else "without --fault"
+    reasons = {"--window": fixed, "--max-age": fixed, "--ramp": fixed, "--padding-share": share, "--deadline": calm}
+    for flag, name in _CHECKED.items():
+        value, reason = getattr(options, name), baseline or reasons.get(flag)
+        if value is not None and reason and not (flag == "--window" and PEER in policies):
+            raise UsageError(f"{flag} {value}: has no effect {reason}")
 
 
 def check_batch_size(size: int | None, policies: Sequence[str]) -> None:

@@ -20,13 +20,15 @@ from odb_sim.cli.options import (
     build_run,
     build_source,
     check_batch_size,
+    check_effects,
+    drop_defaults,
     load_lengths_option,
 )
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import StepRow, Summary, describe_update
 from odb_sim.engine.timeline import Timeline
-from odb_sim.inputs.conditions import BudgetTable, parse_budget_schedule, parse_fault
+from odb_sim.inputs.conditions import STEADY, BudgetTable, parse_budget_schedule, parse_fault
 from odb_sim.inputs.files import check_writable, naming, write_csv, write_json
 from odb_sim.reports.run_report import describe_band, make_timeline, write_run_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
@@ -52,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_batch_size(parser)
     text = "read:RANK:SAMPLE or collate:RANK:ROUND raises an error, stop:RANK:STEPS leaves early, kill:RANK:STEPS dies"
     add_repeated(parser, "--fault", "KIND:RANK:AT", text)
-    add_number(parser, "--deadline", "S", "seconds that ranks wait for a dead one", 60.0, kind=float)
+    add_number(parser, "--deadline", "S", "seconds that ranks wait for a dead one", STEADY.deadline_s, kind=float)
     parser.add_argument("--bands", action="store_true", help=BANDS_HELP)
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--trace", metavar="FILE", help="write the protocol trace (NDJSON; .gz compresses)")
@@ -61,6 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--perfetto", metavar="FILE", help=text)
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
+    drop_defaults(parser)
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -70,10 +73,12 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError(f"needs {', '.join(missing)}")
     check_batch_size(options.batch_size, [options.policy])
     what = build_run(options, options.policy, load_lengths_option(options, options.lengths))
+    check_effects(options, [options.policy])
     if options.budget_schedule is not None:
         what = replace(what, budget_schedule=_parse_budget_schedule(options))
     faults = tuple(map(parse_fault, options.fault))
-    what = replace(what, conditions=replace(what.conditions, faults=faults, deadline_s=options.deadline))
+    deadline_s = STEADY.deadline_s if options.deadline is None else options.deadline
+    what = replace(what, conditions=replace(what.conditions, faults=faults, deadline_s=deadline_s))
     if options.trace is not None and not what.is_protocol:
         raise UsageError(f"--trace: policy {what.policy} does not run the protocol, so there is no trace")
     check_writable(

@@ -10,13 +10,16 @@ from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import (
     LENGTHS_HELP,
     PAGE_HELP,
+    WINDOW,
     add_batch_size,
     add_executor_options,
     add_shared_options,
     build_source,
     build_study,
     check_batch_size,
+    check_effects,
     complain,
+    drop_defaults,
     load_lengths_option,
     open_study,
 )
@@ -40,9 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--ranks", required=True, metavar="N[,N...]", help="data-parallel ranks")
     parser.add_argument("--token-budget", required=True, metavar="B[,B...]", help="padded tokens of a batch")
-    parser.add_argument(
-        "--window", default="256", metavar="K[,K...]", help="samples that a rank groups at a time (256)"
-    )
+    parser.add_argument("--window", metavar="K[,K...]", help=f"samples that a rank groups at a time ({WINDOW})")
     text = f"steps between loader and trainer ({DEPTH_STEPS})"
     parser.add_argument("--depth", default=str(DEPTH_STEPS), metavar="D[,D...]", help=text)
     text = f"any of {', '.join(POLICIES)}, or module:name for a rule of your own (odb)"
@@ -52,7 +53,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--json", metavar="FILE", help="write all figures: a list with an object for each point")
     parser.add_argument("--csv", metavar="FILE", help="write a row for each point")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
-    parser.set_defaults(run=run_command, padding_share=None)
+    parser.set_defaults(run=run_command)
+    drop_defaults(parser)
 
 
 def add_data_options(parser: argparse.ArgumentParser, *, has_quota: bool = True) -> None:
@@ -66,17 +68,13 @@ def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
     policies = _parse_words("--policy", options.policy)
     check_batch_size(options.batch_size, policies)
-    windows = parse_numbers("--window", options.window)
-    if options.update_samples is not None and len(windows) > 1:
-        raise UsageError(f"--window {options.window}: has no effect with --global-batch")
-    if options.update_samples is None and options.padding_share is not None:
-        raise UsageError(f"--padding-share {options.padding_share}: has no effect without --global-batch")
+    check_effects(options, policies)
     study = build_study(options, load_lengths_option(options, options.lengths))
     points = build_points(
         policies=policies,
         ranks=parse_numbers("--ranks", options.ranks),
         budgets=parse_numbers("--token-budget", options.token_budget),
-        windows=windows,
+        windows=[WINDOW] if options.window is None else parse_numbers("--window", options.window),
         depths=parse_numbers("--depth", options.depth),
     )
     study.check(points)

@@ -33,6 +33,7 @@ class About(StrEnum):
     UNTRIED = "untried"
     UPDATE = "update"
     FITTED = "fitted"
+    BASELINE = "baseline"
 
 
 _FEW_BATCHES: Final = 8
@@ -55,7 +56,6 @@ def list_cautions(
     summary: Summary,
     fitted: FittedTo,
     *,
-    has_window: bool,
     is_steady: bool = True,
     missed: Sequence[Fault] = (),
     harmless: Sequence[Fault] = (),
@@ -83,17 +83,12 @@ def list_cautions(
         )
         found.append(Caution(About.BATCH_SIZE, text))
     shard = int(np.diff(workload.offsets).max())
-    if has_window and summary.window > shard:
+    if summary.window is not None and summary.window > shard:
         text = (
             f"a window of {summary.window:,} is larger than any shard, of {shard:,} samples at most: it holds an epoch"
         )
         found.append(Caution(About.WINDOW, text))
-    if (
-        has_window
-        and is_steady
-        and summary.layout == Layout.PADDED
-        and (text := _describe_small_window(workload, summary))
-    ):
+    if is_steady and summary.layout == Layout.PADDED and (text := _describe_small_window(workload, summary)):
         found.append(Caution(About.SMALL_WINDOW, text))
     if text := _describe_large_update(summary):
         found.append(Caution(About.UPDATE, text))
@@ -139,6 +134,8 @@ def _describe_small_window(workload: Workload, summary: Summary) -> str:
     """Returns why a larger window would do better, or an empty text if that is not certain. A small window is as good if other
     limits bound a batch, or the lengths are all alike.
     """
+    if summary.window is None:
+        return ""
     mean, shard = float(workload.tokens.mean()), int(np.diff(workload.offsets).max())
     enough = min(ceil(_ENOUGH_BATCHES * summary.token_budget / mean), shard)
     held, would_hold = (window * mean / summary.token_budget for window in (summary.window, enough))

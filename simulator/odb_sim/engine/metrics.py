@@ -58,7 +58,8 @@ class RunSettings:
     order: str
     sizes: str
     ranks: int
-    window: int
+    window: int | None
+    """None if the policy has no windows, or if updates are fixed."""
     depth: int
     token_budget: int
     budget_schedule: str | None

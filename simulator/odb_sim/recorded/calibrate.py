@@ -14,7 +14,7 @@ cost if one number were 1 and the others 0. The models themselves compute those 
             a straight line. It stands beside the formula, and a simulation uses it.
 `read`      from one answer of the reader to the next, if the answer was waited for: the loader model's time for the
             samples and tokens read in between
-`collate`   from a collation to its answer, by steps and padded tokens
+`collate`   from a collation to its answer, by steps, padded tokens, and samples of the next window, received meanwhile
 `exchange`  from a post to its answer on the rank that waited least (the last to post), by messages and bytes
 ==========  ============================================================================================================
 
@@ -30,6 +30,7 @@ be more accurate than that.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
@@ -58,10 +59,12 @@ from odb_sim.recorded.steps import (
     READY_SHARE,
     Meeting,
     TimedRun,
+    check_alike,
     find_ends,
     fit_collective,
     fit_step_table,
     fit_steps,
+    list_unused,
 )
 
 _READ_FITS: Final = 3
@@ -85,11 +88,18 @@ class Calibration:
     """Steps at the start of each run that were neither fitted nor judged."""
     meeting: Meeting = Meeting.EVERY_UPDATE
     """Which steps were fitted."""
+    unused: tuple[str, ...] = ()
+    """The runs of which no step could be timed."""
 
     def to_json(self) -> dict[str, object]:
         """Returns the section of the cost-model file that describes the fit."""
         components = [asdict(fit) for fit in self.fits]
-        return {"held_back": self.held_back, "warm_up_steps": self.warm_up_steps, "components": components}
+        return {
+            "held_back": self.held_back,
+            "warm_up_steps": self.warm_up_steps,
+            "unused": self.unused,
+            "components": components,
+        }
 
 
 def calibrate(
@@ -111,12 +121,14 @@ def calibrate(
     training thread read and collated when it asked for a step. That time is then part of the step, and the spans of reading
     and collating carry no information. Traces do not record how the ranks exchanged, so the caller passes ``transport``.
 
-    Raises: UsageError when a run has no times, or too few steps whose data was there in time, or all of one size (a table).
+    Raises: UsageError when a run has no times, or too few steps whose data was there in time, or all of one size (a table), or
+    only some runs accumulate steps.
     """
     for run in runs:
         if not run.has_times:
             raise UsageError(f"{run.name}: the trace has no times, so there is nothing to fit a cost model to")
     timed = [TimedRun(run, find_ends(run, global_batch), warm_up_steps) for run in runs]
+    check_alike(timed)
     step, meeting = fit_steps(timed)
     if step.reason:
         raise UsageError(f"{runs[0].name}: the time of a step cannot be fitted: {step.reason}")
@@ -149,7 +161,7 @@ def calibrate(
         costs = replace(costs, step_table=table)
         fits.insert(1, fit)
     held_back = "every second run" if len(runs) > 1 else "the second half of the run"
-    return Calibration(costs, tuple(fits), held_back, warm_up_steps, meeting)
+    return Calibration(costs, tuple(fits), held_back, warm_up_steps, meeting, list_unused(timed, meeting))
 
 
 def list_ranges(fits: Sequence[Fit]) -> Ranges:
@@ -177,8 +189,7 @@ def _set_loader(workers: int, values: dict[str, float]) -> LoaderCost:
         per_token_s=values.get("per_token_s", default.per_token_s),
         collate_step_s=values.get("collate_step_s", default.collate_step_s),
         collate_per_token_s=values.get("collate_per_token_s", default.collate_per_token_s),
-        # The time to receive a sample cannot be separated from that of collating, so it is included there.
-        receive_sample_s=0.0,
+        receive_sample_s=values.get("receive_sample_s", default.receive_sample_s),
     )
 
 
@@ -193,16 +204,6 @@ def _fit(component: str, runs: Sequence[RecordedRun], gather: Callable[[Recorded
 
 
 # Loader and exchange -----------------------------------------------------------------------------------------------
-
-
-def _in_time(by_rank: Sequence[Sequence[Span]]) -> list[Span]:
-    """Returns the spans of all ranks, the first of each, then the second, and so on, without empty ones."""
-    return [span for spans in zip_longest(*by_rank) for span in spans if span is not None and span.items]
-
-
-def _build_spans(names: Sequence[str], prices: Sequence[Callable[[Span], float]], spans: Sequence[Span]) -> TimedSpans:
-    columns = np.array([[price(span) for price in prices] for span in spans], dtype=np.float64)
-    return TimedSpans(tuple(names), columns.reshape(-1, len(names)), np.array([span.seconds for span in spans]))
 
 
 def _fit_reads(runs: Sequence[RecordedRun], loader: LoaderCost) -> Fit:
@@ -247,16 +248,24 @@ def _list_reads(run: RecordedRun, rank: RankRecord, loader: LoaderCost) -> list[
 
 
 def _gather_collations(run: RecordedRun, loader: LoaderCost) -> TimedSpans:
-    by_step, by_token = replace(loader, collate_step_s=1), replace(loader, collate_per_token_s=1)
-    spans = _in_time([rank.collations for rank in run.ranks])
-    return _build_spans(
-        ("collate_step_s", "collate_per_token_s"),
-        (
-            lambda span: by_step.compute_collate_s(span.items, span.tokens, 0),
-            lambda span: by_token.compute_collate_s(span.items, span.tokens, 0),
-        ),
-        spans,
-    )
+    names = ("collate_step_s", "collate_per_token_s", "receive_sample_s")
+    units = [replace(loader, **{name: 1}) for name in names]
+    rows = []
+    for collations in zip_longest(*(_list_collations(rank) for rank in run.ranks)):
+        rows += [(span, received) for span, received in filter(None, collations) if span.items]
+    columns = [[unit.compute_collate_s(span.items, span.tokens, received) for unit in units] for span, received in rows]
+    return TimedSpans(names, np.array(columns, dtype=np.float64).reshape(-1, 3), np.array([s.seconds for s, _ in rows]))
+
+
+def _list_collations(rank: RankRecord) -> list[tuple[Span, int]]:
+    """Returns each collation, with the number of samples of the next window, which were requested since the one before."""
+    reads = rank.reads[1:]  # the first window is received before anything is collated
+    asked = [read.asked_s for read in reads]
+    ends = [bisect_right(asked, span.asked_s) for span in rank.collations]
+    return [
+        (span, sum(read.items for read in reads[begin:end]))
+        for span, begin, end in zip(rank.collations, [0, *ends], ends, strict=False)
+    ]
 
 
 def _gather_exchanges(run: RecordedRun, network: NetworkCost) -> TimedSpans:

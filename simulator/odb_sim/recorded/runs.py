@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import file_digest
 from itertools import accumulate
 from pathlib import Path
 
@@ -194,6 +195,20 @@ def load_runs(paths: Sequence[str | Path], *, depth_steps: int | None = None) ->
         _load_run(job, depth_steps)
         for job in group_into_jobs([stream for path in paths for stream in open_traces(Path(path))])
     ]
+
+
+def check_no_copies(paths: Sequence[str | Path]) -> None:
+    """Checks that no trace file is given twice, even as a copy.
+
+    Raises: UsageError naming the file.
+    """
+    names: dict[bytes, str] = {}
+    for stream in (stream for path in paths for stream in open_traces(Path(path))):
+        with open(stream.path, "rb") as file:
+            digest = file_digest(file, "sha256").digest()
+        if digest in names:
+            raise UsageError(f"{stream.path}: holds the same as {names[digest]}: give each trace once")
+        names[digest] = str(stream.path)
 
 
 def _load_run(job: Sequence[Stream], depth_steps: int | None) -> RecordedRun:

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from odb_ref.core.errors import UsageError
 from odb_sim.engine.updates import Accumulation, Booleans, GlobalBatch
 from odb_sim.inputs.costs import NO_COLLECTIVE, CollectiveCost, GpuCost, StepTable
 from odb_sim.recorded.fitting import (
@@ -68,6 +69,23 @@ def find_ends(run: RecordedRun, global_batch: GlobalBatch) -> Booleans:
         return np.array([at == len(steps) - 1 for steps in rounds for at in range(len(steps))], dtype=np.bool_)
     counts = np.array([step.counts[:2] for steps in rounds for step in steps], dtype=np.int64).reshape(-1, 2)
     return Accumulation(global_batch).find_ends(counts[:, 0], counts[:, 1])
+
+
+def check_alike(timed: Sequence[TimedRun]) -> None:
+    """Checks that steps are accumulated to updates in all runs or in none. Only their kinds of steps can be fitted together.
+
+    Raises: UsageError naming a run of each kind.
+    """
+    each = {bool(one.ends.all()): one.run.name for one in reversed(timed)}
+    if len(each) > 1:
+        raise UsageError(
+            f"{each[False]}: accumulates steps to updates, and in {each[True]} each step is an update: calibrate them apart"
+        )
+
+
+def list_unused(timed: Sequence[TimedRun], meeting: Meeting) -> tuple[str, ...]:
+    """Returns the names of the runs of which no step could be timed."""
+    return tuple(one.run.name for one in timed if not len(_gather_steps(one, meeting, replace(NO_GPU, per_token_s=1))))
 
 
 def fit_steps(timed: Sequence[TimedRun]) -> tuple[Fit, Meeting]:

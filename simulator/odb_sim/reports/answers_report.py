@@ -18,7 +18,7 @@ from odb_sim.reports.run_report import describe_seconds, draw_fixed, draw_run, s
 from odb_sim.reports.tables import SWEEP, TUNE_NOTE, build_row, describe_beside, list_tune_columns
 from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.comparison import REFERENCE, Compared
-from odb_sim.studies.runs import Run, has_window
+from odb_sim.studies.runs import Run, describe_window
 from odb_sim.studies.sweep import Study, find_fastest
 from odb_sim.studies.tune import NAMES, Tuning
 
@@ -149,7 +149,7 @@ def write_sweep_report(
         f"{rates[best] / max(1e-9, worst):.2f} times the slowest",
         band=sure,
         lead=f"{best.point.policy} on {best.point.ranks:,} ranks, budget {best.point.budget_tokens:,}"
-        + (f", window {best.point.window_samples:,}" if has_window(best.point.policy) else "")
+        + describe_window(best.summary)
         + f", depth {best.point.depth_steps}. All settings were simulated on the same samples; times are simulated.",
         cautions=summarize_cautions(caution for answer in answers for caution in answer.cautions),
     )
@@ -227,7 +227,7 @@ def _add_sliders(page: Page, answers: Sequence[CellAnswer], start: CellAnswer, n
         point = answer.point
         return tuple(
             None
-            if field == "window_samples" and not has_window(point.policy)
+            if field == "window_samples" and answer.summary.window is None
             else dimension.values.index(getattr(point, field))
             for field, dimension in varying.items()
         )

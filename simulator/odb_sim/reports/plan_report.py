@@ -57,7 +57,7 @@ def describe_plan(plan: RunPlan) -> str:
     fits, (least, most) = job.compute_memory(job.values).tokens, job.compute_token_range()
     memory = (
         f"About {fits:,} padded tokens fit beside {job.model.parameters / 1e9:.1f} billion weights "
-        f"({least:,} to {most:,}); the budget keeps to the low end."
+        f"({least:,} to {most:,}); up to the low end no budget is notably faster than {best.what.budget_tokens:,}."
         if wanted.memory_tokens is None
         else ""
     )
@@ -116,7 +116,7 @@ def list_commands(plan: RunPlan, data: str, reading: str) -> list[str]:
         f"torchrun --nnodes {job.gpus // job.node_ranks} --nproc-per-node {job.node_ranks} train.py",
         *count,
         f"odb-ref simulate {data} --ranks {job.gpus} --token-budget {best.budget_tokens}{options}"
-        " --cost-model costs.json  # as --write-costs of this command writes it",
+        " --cost-model planned.json  # as --write-costs of this command writes it",
     ]
 
 

@@ -7,7 +7,6 @@ from typing import Final
 
 from odb_sim.engine.metrics import UPDATE_COLUMNS, describe_update, list_update_values
 from odb_sim.studies.cells import CellAnswer
-from odb_sim.studies.runs import has_window
 from odb_sim.studies.search import compute_host_tokens
 from odb_sim.studies.tune import Tuning
 
@@ -18,7 +17,7 @@ SETTINGS: Final[Columns] = {
     "ranks": lambda answer: f"{answer.point.ranks:,}",
     "budget": lambda answer: f"{answer.point.budget_tokens:,}",
     "policy": lambda answer: answer.point.policy,
-    "window": lambda answer: f"{answer.point.window_samples:,}" if has_window(answer.point.policy) else "-",
+    "window": lambda answer: "-" if answer.summary.window is None else f"{answer.summary.window:,}",
     "depth": lambda answer: f"{answer.point.depth_steps:,}",
 }
 """The settings of a simulation."""

@@ -126,6 +126,7 @@ class Compared:
                 "accumulated_tokens_per_update": one.tokens_per_update,
                 "accumulated_steps_per_update": one.steps_per_update,
                 "accumulated_token_budget": one.token_budget,
+                "accumulated_batch_size": one.batch_size,
             }
             for own, one in zip(self.summaries, self.accumulated, strict=True)
         ]
@@ -190,9 +191,14 @@ def compare(
         pairs = list(found.values())
         if not pairs:
             raise UsageError(f"{what.workload.name}: every policy has failed")
+        reference = REFERENCE if REFERENCE in found else next(iter(found))
         cautions = [
-            Caution(caution.about, f"{what.workload.name}: {caution.text}")
-            for first, second in pairs
+            Caution(
+                # What was changed of the baseline changes every ratio, so it is a caution of its own.
+                About.BASELINE if (policy, caution.about) == (reference, About.FITTED) else caution.about,
+                f"{what.workload.name}: {caution.text}",
+            )
+            for policy, (first, second) in found.items()
             for caution in (
                 *first.cautions,
                 *[item for item in second.cautions if item.about in (About.UPDATE, About.FITTED)],

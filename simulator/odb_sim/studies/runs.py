@@ -70,10 +70,7 @@ def describe_budget(summary: Summary) -> str:
 
 def describe_window(summary: Summary) -> str:
     """Returns the window of a run for its headline, or an empty text if it has none or its window is an update."""
-    # A run has rounds if the protocol has run, also with a user's rule, or its peer.
-    is_update = summary.global_batch is not None and summary.policy != PEER
-    has_rounds = has_window(summary.policy) or summary.rounds > 0
-    return f", window {summary.window:,}" if has_rounds and not is_update else ""
+    return "" if summary.window is None else f", window {summary.window:,}"
 
 
 def is_rule(policy: str) -> bool:
@@ -149,6 +146,11 @@ class Run(Epoch):
     def is_protocol(self) -> bool:
         """True when the protocol core runs; False for a baseline."""
         return self.rule is not None or is_rule(self.policy)
+
+    @property
+    def has_window(self) -> bool:
+        """True when ranks group a window of samples at a time. The protocol groups an update if its size is fixed."""
+        return self.update_samples is None if self.is_protocol else self.policy == PEER
 
     @property
     def expected_samples(self) -> int:
@@ -283,7 +285,7 @@ def run(
         order=str(what.order) if what.is_protocol else PLANNED_ORDER,
         sizes=str(what.sizes if what.is_protocol else Sizes.ANY),
         ranks=what.workload.ranks,
-        window=what.window_samples,
+        window=what.window_samples if what.has_window else None,
         depth=what.depth_steps,
         token_budget=what.budget_tokens,
         budget_schedule=None if what.budget_schedule is None else str(what.budget_schedule),
@@ -310,8 +312,6 @@ def run(
         what.workload,
         summary,
         what.costs.fitted,
-        # A window of an update is the update.
-        has_window=what.update_samples is None and (what.rule is not None or has_window(what.policy)),
         is_steady=what.budget_schedule is None,
         missed=missed,
         harmless=harmless,

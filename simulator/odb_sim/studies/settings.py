@@ -48,8 +48,8 @@ def list_costly(what: Run, summary: Summary) -> tuple[Caution, ...]:
         best, other = max(tried, key=lambda pair: pair[1].tokens_per_s, default=(given, summary))
         if other.outcome == COMPLETE.kind and summary.tokens_per_s < (1 - COSTLY) * other.tokens_per_s:
             cost = 1 - summary.tokens_per_s / other.tokens_per_s
-            said = f"{option} {given} (with {best}: {other.tokens_per_s:,.0f} tokens/s)"
-            found.append(Caution(About.SETTING, f"{said} costs {cost:.1%} of this epoch"))
+            said = f"{option} {best} instead of {given} would save {cost:.1%} of this epoch"
+            found.append(Caution(About.SETTING, f"{said} ({other.tokens_per_s:,.0f} tokens/s)"))
     return tuple(found)
 
 

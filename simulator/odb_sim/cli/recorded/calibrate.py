@@ -16,7 +16,7 @@ from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.recorded.calibrate import Calibration, calibrate, is_held_back, widen_error
 from odb_sim.recorded.measured import ASSUMED_ERROR, calibrate_table
 from odb_sim.recorded.replay import Replay
-from odb_sim.recorded.runs import find_workers, load_runs
+from odb_sim.recorded.runs import check_no_copies, find_workers, load_runs
 from odb_sim.recorded.steps import Meeting
 from odb_sim.reports.terminal import print_cautions, print_table
 
@@ -71,6 +71,7 @@ def run_command(options: argparse.Namespace) -> int:
     if any(path.lower().endswith(".csv") for path in options.traces):
         return _calibrate_table(options)
     runs = load_runs(options.traces, depth_steps=options.depth)
+    check_no_copies(options.traces)
     transport = PricedTransport(options.transport)
     workers = find_workers(runs) if options.workers is None else options.workers
     global_batch = GlobalBatch(samples=options.global_batch)
@@ -162,6 +163,8 @@ def _print_errors(calibration: Calibration) -> None:
     for fit in calibration.fits:
         if fit.reason:
             print(f"{fit.component}: not fitted, {fit.reason}")
+    if calibration.unused:
+        print(f"step: no step of {', '.join(calibration.unused)} was used: ranks waited for data, or the run is short")
     print_cautions(
         [
             f"the {fit.component} times of half the spans held back are off by {fit.median_error:.0%} or more, so the "
