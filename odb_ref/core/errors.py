@@ -71,7 +71,8 @@ class JobError(OdbError, RuntimeError):
 
 def read_integer(value: object) -> int | None:
     """Returns the value of any library's integer type as a Python ``int``, or None if it is not an integer."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+    is_boolean = isinstance(value, bool) or type(value).__name__ == "bool_"  # NumPy 1's boolean can be an index
+    if is_boolean or not isinstance(value, SupportsIndex):
         return None
     try:
         return operator.index(value)
