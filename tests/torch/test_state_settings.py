@@ -107,6 +107,12 @@ def test_an_update_that_does_not_go_on_with_other_settings_is_warned_of() -> Non
         loader.load_state_dict([state])
         with pytest.warns(RuntimeWarning, match="after 2 of the 3 steps of an update. .* Do not restore gradients"):
             assert next(loader.steps())[1].update_samples > 0
+        state = loader.state_dict()
+        loader.load_state_dict([state])
+        loader.set_epoch(4)
+        with pytest.warns(RuntimeWarning, match="the loaded state is dropped") as warned:
+            next(loader.steps())
+        assert len(warned) == 1  # gradients of an epoch that does not go on are nobody's
 
 
 def test_a_data_set_of_another_size_is_named() -> None:

@@ -78,7 +78,7 @@ class SteppingTrainer(EvaluatingTrainer):
     weighed: StepInfo | None = None
     """The `StepInfo` of the pass that is running, whose loss is weighted."""
     _is_weighed = False
-    """True once a loss of the present update is."""
+    """True once a loss of the present update is weighted."""
     counts_first = False
     """Whether a plain Trainer's divisor also counts first labels, which have no loss."""
     _steps: TrainerSteps | TrainerUpdates | None = None

@@ -117,9 +117,9 @@ class Schedule:
                 RuntimeWarning,
                 stacklevel=4,
             )
-        progress = self._loaded[0].progress if self._loaded else start.progress
-        taken = progress.steps % accumulation_steps
-        if start.progress.base != progress.base and taken and start.keys:  # an epoch's last update may have fewer steps
+        loaded = self._get_loaded()
+        taken = loaded[0].progress.steps % accumulation_steps if loaded else 0
+        if taken and start.progress.base != loaded[0].progress.base and start.keys:  # without keys, the epoch had ended
             warnings.warn(
                 f"the loaded state was saved after {taken} of the {accumulation_steps} steps of an update, and ranks or "
                 "settings have changed since, so a new update begins, with other weights. Do not restore gradients saved "
