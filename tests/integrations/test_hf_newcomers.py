@@ -17,7 +17,7 @@ require("accelerate")
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainingArguments
 
 from odb_ref.integrations.hf import STEP_INFO, enable
@@ -140,13 +140,37 @@ def read_streams(rank: int, folder: Path) -> Any:
     trainer = make_trainer(rank, folder, odb=odb, train_dataset=Stream(is_split=True), **settings)
     steps = iter(trainer.get_train_dataloader())
     numbers = [number for batch in steps if not batch[STEP_INFO].is_idle for number in batch["numbers"].tolist()]
+    for kind in (Unprepared, Batches):
+        enabled = enable(kind(Model(), TrainingArguments(str(folder), report_to=[], use_cpu=True)), AUTO)
+        enabled.train_dataset, enabled.data_collator = make_all(), collate
+        with pytest.raises(UsageError) as caught:
+            enabled.train()
+        said.append(str(caught.value))
     return said, numbers
 
 
-def test_a_stream_that_all_ranks_read_alike_is_refused(tmp_path: Path) -> None:
-    """Checks: ONCE, COVER. The Trainer's own loader divides a stream among ranks, so users do not expect to have to."""
+class Unprepared(Trainer):
+    """Reads all samples on each rank."""
+
+    def get_train_dataloader(self) -> Any:
+        return DataLoader(self.train_dataset, batch_size=4, collate_fn=self.data_collator)
+
+
+class Batches(Trainer):
+    """Trains on batches made beforehand."""
+
+    def get_train_dataloader(self) -> Any:
+        return list(Unprepared.get_train_dataloader(self))
+
+
+def test_data_that_all_ranks_read_alike_are_refused(tmp_path: Path) -> None:
+    """Checks: ONCE, COVER. The Trainer's own loader divides a stream among ranks, so users do not expect to have to. A loader
+    of a user's class, in contrast, is read whole on each rank, unless it is prepared.
+    """
     values = get_values(run_ranks(len(SIZES), read_streams, tmp_path))
-    for said, _ in values:
+    for (*said, unprepared, batches), _ in values:
+        assert "a DataLoader that is not prepared" in unprepared
+        assert "get_train_dataloader returned list" in batches
         assert all("Stream is iterable, so each of 2 ranks reads what it is given" in text for text in said)
     assert sorted(number for value in values for number in value[1]) == list(range(sum(SIZES)))
 

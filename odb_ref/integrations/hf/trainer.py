@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Final, cast
 
 import torch
-from accelerate.data_loader import DataLoaderDispatcher
+from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -120,6 +120,7 @@ class ODBTrainer(SteppingTrainer):
         """
         self._check_settings()
         prepared = super().get_train_dataloader()
+        self._check_prepared(prepared)
         is_iterable = isinstance(self.train_dataset, IterableDataset)
         options = self.adopt_options(prepared)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
@@ -192,6 +193,20 @@ class ODBTrainer(SteppingTrainer):
             warn_of_other_losses(self)
         if self.accelerator.distributed_type is DistributedType.DEEPSPEED:
             check_engine(self.accelerator.deepspeed_plugin.deepspeed_config, self.args, self.odb)
+
+    def _check_prepared(self, prepared: object) -> None:
+        if not hasattr(prepared, "dataset"):
+            raise UsageError(
+                f"get_train_dataloader returned {type(prepared).__name__}, but ODBTrainer forms its own batches, from the data "
+                "set and settings of a DataLoader: return one, prepared by self.accelerator.prepare"
+            )
+        is_whole = isinstance(prepared, DataLoader) and not isinstance(prepared, DataLoaderShard | DataLoaderDispatcher)
+        if is_whole and self.args.world_size > 1 and not {"sampler", "shard"} & set(self.odb.loader):
+            raise UsageError(
+                "get_train_dataloader returned a DataLoader that is not prepared, so a plain Trainer does not divide it among "
+                "the ranks: return self.accelerator.prepare(loader). If the ranks' data differ already, pass "
+                "ODBOptions(loader={'sampler': ...}), with what this rank reads"
+            )
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: DataLoader[object] | TrainerSteps | TrainerUpdates, *batch: int
