@@ -128,6 +128,7 @@ FIXED, BASELINE = "with --global-batch", "without a policy that runs the protoco
         ("--global-batch 64 --layout packed", "--padding-share 4", "with --layout packed"),
         ("", "--padding-share 4", "without --global-batch"),
         ("--policy standard", "--window 256", BASELINE),
+        ("--policy standard", "--depth 4", BASELINE),
         ("--policy standard", "--layout padded", BASELINE),
         ("--policy standard", "--order fullest", BASELINE),
         ("--policy standard", "--cost attention/600", BASELINE),
@@ -144,10 +145,19 @@ def test_an_option_without_effect_is_refused(
     assert f"{option}: has no effect {why}" in refuse(capsys, arguments)
 
 
-@pytest.mark.parametrize(("given", "why"), [("--policy standard", BASELINE), ("", "without --fault")])
-def test_a_deadline_without_effect_is_refused(given: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["simulate", *SMALL, "--token-budget", "2000", *given.split(), "--deadline", "5"]
-    assert f"--deadline 5.0: has no effect {why}" in refuse(capsys, arguments)
+@pytest.mark.parametrize(
+    ("given", "option", "why"),
+    [
+        ("--policy standard", "--deadline 5.0", BASELINE),
+        ("", "--deadline 5.0", "without --fault"),
+        ("--policy standard", "--driver events", BASELINE),
+    ],
+)
+def test_an_option_of_simulate_without_effect_is_refused(
+    given: str, option: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["simulate", *SMALL, "--token-budget", "2000", *given.split(), *option.split()]
+    assert f"{option}: has no effect {why}" in refuse(capsys, arguments)
 
 
 @pytest.mark.parametrize("command", ["simulate", "compare", "sweep"])

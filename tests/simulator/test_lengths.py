@@ -232,8 +232,8 @@ def test_absurdly_large_numbers_are_only_numbers(policy: str, capsys: pytest.Cap
     large = "1" + "0" * 30
     arguments = ["simulate", "gsm8k", "--ranks", "2", "--samples", "20", "--policy", policy, "--seed", large]
     windows = ["--window", large] if has_window(policy) else []
-    ages = ["--max-age", large] if is_rule(policy) else []
-    assert main([*arguments, "--token-budget", large, "--depth", large, *windows, *ages]) == 0
+    ages = ["--max-age", large, "--depth", large] if is_rule(policy) else []
+    assert main([*arguments, "--token-budget", large, *windows, *ages]) == 0
     assert capsys.readouterr().err == ""
 
 

@@ -24,10 +24,15 @@ POINTS = build_points(policies=["odb", "standard"], ranks=[2, 4], budgets=[2048]
 STUDY = Study(lengths=make_lengths(), seed=1)
 
 
-def test_a_baseline_has_no_window() -> None:
+def test_no_combination_repeats_another() -> None:
+    """A baseline has neither window nor depth. With fixed updates only the peer's windows differ."""
     assert len(POINTS) == 6
     assert [point.window_samples for point in POINTS if point.policy == "standard"] == [16, 16]
     assert [point.ranks for point in POINTS] == [2, 2, 2, 4, 4, 4]
+    policies = ["odb", "peer", "standard"]
+    points = build_points(policies=policies, ranks=[2], budgets=[9], windows=[16, 64], depths=[2, 4], update_samples=32)
+    found = [[(at.window_samples, at.depth_steps) for at in points if at.policy == policy] for policy in policies]
+    assert found == [[(16, 2), (16, 4)], [(16, 2), (64, 2)], [(16, 2)]]
 
 
 def test_any_executor_gives_the_same_answers_in_the_order_of_the_grid() -> None:

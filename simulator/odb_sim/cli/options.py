@@ -198,10 +198,10 @@ def build_run(options: argparse.Namespace, policy: str, lengths: Lengths) -> Run
         ranks=options.ranks,
         budget_tokens=options.token_budget,
         window_samples=WINDOW if options.window is None else options.window,
-        depth_steps=options.depth,
+        depth_steps=DEPTH_STEPS if options.depth is None else options.depth,
     )
     # The driver last: whether it can do the run depends on the terms.
-    return replace(build_study(options, lengths).build_run(point), driver=Driver(options.driver))
+    return replace(build_study(options, lengths).build_run(point), driver=Driver(options.driver or Driver.AUTO))
 
 
 def build_study(options: argparse.Namespace, lengths: Lengths) -> Study:
@@ -299,6 +299,7 @@ def build_source(options: argparse.Namespace, data: Sequence[str]) -> PageSource
 
 _CHECKED: Final = {
     "--window": "window",
+    "--depth": "depth",
     "--max-age": "max_age_rounds",
     "--ramp": "ramp_rounds",
     "--padding-share": "padding_share",
@@ -307,6 +308,7 @@ _CHECKED: Final = {
     "--cost": "cost",
     "--sizes": "sizes",
     "--deadline": "deadline",
+    "--driver": "driver",
 }
 """The options, and their names in the parsed options, that `check_effects` checks. They are None if they were not given."""
 

@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--token-budget", required=True, metavar="B[,B...]", help="padded tokens of a batch")
     parser.add_argument("--window", metavar="K[,K...]", help=f"samples that a rank groups at a time ({WINDOW})")
     text = f"steps between loader and trainer ({DEPTH_STEPS})"
-    parser.add_argument("--depth", default=str(DEPTH_STEPS), metavar="D[,D...]", help=text)
+    parser.add_argument("--depth", metavar="D[,D...]", help=text)
     text = f"any of {', '.join(POLICIES)}, or module:name for a rule of your own (odb)"
     parser.add_argument("--policy", default="odb", metavar="P[,P...]", help=text)
     add_batch_size(parser)
@@ -75,7 +75,8 @@ def run_command(options: argparse.Namespace) -> int:
         ranks=parse_numbers("--ranks", options.ranks),
         budgets=parse_numbers("--token-budget", options.token_budget),
         windows=[WINDOW] if options.window is None else parse_numbers("--window", options.window),
-        depths=parse_numbers("--depth", options.depth),
+        depths=[DEPTH_STEPS] if options.depth is None else parse_numbers("--depth", options.depth),
+        update_samples=options.update_samples,
     )
     study.check(points)
     check_writable(options.json, options.csv, options.html, reads=[options.lengths, options.cost_model])

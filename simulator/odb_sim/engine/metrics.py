@@ -60,7 +60,8 @@ class RunSettings:
     ranks: int
     window: int | None
     """None if the policy has no windows, or if updates are fixed."""
-    depth: int
+    depth: int | None
+    """None for baselines."""
     token_budget: int
     budget_schedule: str | None
     batch_size: int | None

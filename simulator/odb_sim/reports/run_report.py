@@ -127,12 +127,13 @@ def write_run_report(
 ) -> None:
     """Writes the page of a run observed by ``fill`` and ``timeline``."""
     summary, rows, fault = result.summary, result.rows, _find_fault(what, result.summary)
+    depth = "" if summary.depth is None else f", depth {summary.depth}"
     page = Page(
         f"odb-ref simulate: {summary.policy} on {summary.lengths}, {summary.ranks:,} ranks",
         _make_headline(fault, summary),
         band="" if band is None else describe_band(summary, band),
         lead=f"{summary.samples_total:,} samples in {summary.shards} shards, {summary.mode} mode, "
-        f"{describe_budget(summary)} {summary.layout} tokens{describe_window(summary)}, depth {summary.depth}; an update holds "
+        f"{describe_budget(summary)} {summary.layout} tokens{describe_window(summary)}{depth}; an update holds "
         f"{describe_update(summary)}. Times are simulated, by the cost model.",
         cautions=summarize_cautions(result.cautions),
     )

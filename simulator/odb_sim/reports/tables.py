@@ -18,7 +18,7 @@ SETTINGS: Final[Columns] = {
     "budget": lambda answer: f"{answer.point.budget_tokens:,}",
     "policy": lambda answer: answer.point.policy,
     "window": lambda answer: "-" if answer.summary.window is None else f"{answer.summary.window:,}",
-    "depth": lambda answer: f"{answer.point.depth_steps:,}",
+    "depth": lambda answer: "-" if answer.summary.depth is None else f"{answer.summary.depth:,}",
 }
 """The settings of a simulation."""
 _FIGURES: Final[Columns] = {

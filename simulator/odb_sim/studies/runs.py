@@ -52,9 +52,11 @@ class Driver(StrEnum):
     """The machine of every rank, event by event (`world`), which is the authority."""
 
 
-def has_window(policy: str) -> bool:
-    """Returns True when a rank of the policy groups a window of samples at a time."""
-    return is_rule(policy) or policy == PEER
+def has_window(policy: str, update_samples: int | None = None) -> bool:
+    """Returns True when a rank of the policy groups a window of samples at a time. The protocol groups an update if its size is
+    fixed.
+    """
+    return policy == PEER or (is_rule(policy) and update_samples is None)
 
 
 def has_fixed_batches(policy: str) -> bool:
@@ -149,8 +151,8 @@ class Run(Epoch):
 
     @property
     def has_window(self) -> bool:
-        """True when ranks group a window of samples at a time. The protocol groups an update if its size is fixed."""
-        return self.update_samples is None if self.is_protocol else self.policy == PEER
+        """True when ranks group a window of samples at a time: see `has_window`."""
+        return self.update_samples is None if self.rule is not None else has_window(self.policy, self.update_samples)
 
     @property
     def expected_samples(self) -> int:
@@ -286,7 +288,7 @@ def run(
         sizes=str(what.sizes if what.is_protocol else Sizes.ANY),
         ranks=what.workload.ranks,
         window=what.window_samples if what.has_window else None,
-        depth=what.depth_steps,
+        depth=what.depth_steps if what.is_protocol else None,
         token_budget=what.budget_tokens,
         budget_schedule=None if what.budget_schedule is None else str(what.budget_schedule),
         batch_size=batch_size,

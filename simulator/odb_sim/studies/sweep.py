@@ -25,7 +25,7 @@ from odb_sim.inputs.workload import Sharding, Workload, build_workload
 from odb_sim.studies.bands import Band, estimate, is_quick
 from odb_sim.studies.cells import Cell, CellAnswer, CellFailure, Point, Store, compute_key, run_cells
 from odb_sim.studies.fitted import describe_fit, fit_batches
-from odb_sim.studies.runs import JOIN_ALL, Run, has_window, run
+from odb_sim.studies.runs import JOIN_ALL, Run, has_window, is_rule, run
 
 _NO_LENGTHS: Final = Lengths("", np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
@@ -96,12 +96,14 @@ def build_points(
     budgets: Sequence[int],
     windows: Sequence[int],
     depths: Sequence[int],
+    update_samples: int | None = None,
 ) -> tuple[Point, ...]:
-    """Returns every combination in the order given, ranks first. A policy without a window gets only the first window."""
+    """Returns every combination in the order given, ranks first. A policy without a window, or a depth, gets only the first."""
     return tuple(
         Point(policy=policy, ranks=rank, budget_tokens=budget, window_samples=window, depth_steps=depth)
         for rank, budget, policy, window, depth in product(ranks, budgets, policies, windows, depths)
-        if has_window(policy) or window == windows[0]
+        if has_window(policy, update_samples) or window == windows[0]
+        if is_rule(policy) or depth == depths[0]
     )
 
 
