@@ -100,8 +100,8 @@ def _wait_for_release(tensors: Sequence[torch.Tensor]) -> None:
     The thread releases them shortly after the collective, and needs the interpreter lock for it. If the process ends at that
     time, the last owner of the process group, such as DDP, waits for ever for the thread while it holds the lock. Or the
     interpreter ends before the thread, which aborts the process (pytorch issue 190489). While this function holds a tensor, the
-    thread only lowers its reference count, under the lock, and does nothing with it afterwards. If the thread were the last
-    holder, it would need the lock once more, after any visible trace of the tensor is gone. Other holders do not count.
+    thread only lowers its counts, and does nothing with it afterwards. If the thread were the last holder, it would need the
+    lock once more, after any visible trace of the tensor is gone. Other holders do not count.
     """
     own = torch.empty(0, device="cpu")
     alone = _count_references([own])
@@ -111,8 +111,17 @@ def _wait_for_release(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _count_references(tensors: Sequence[torch.Tensor]) -> int:
-    """Returns the highest reference count of any of them."""
-    return max(sys.getrefcount(tensor) for tensor in tensors)
+    """Returns the highest number of references to any of them, from Python and from C++.
+
+    In torch 2.6 holders in C++ do not raise Python's count. In torch 2.13 they do (pytorch pull request 167564), and Python's
+    falls under the lock, so that both must be waited for.
+    """
+    return max(sys.getrefcount(tensor) + _count_in_c(tensor) for tensor in tensors)
+
+
+def _count_in_c(tensor: torch.Tensor) -> int:
+    """Returns torch's own reference count of a tensor, in which its Python object is one; 0 where torch does not tell it."""
+    return cast(int, tensor._use_count()) if hasattr(tensor, "_use_count") else 0
 
 
 def own_memory(output: Output) -> Output:
