@@ -77,7 +77,7 @@ def describe_plan(plan: RunPlan) -> str:
         f"{plan.compute_speedup(packed):.2f} times.",
         _describe_little(plan),
         memory,
-        f"Of the time: {band.explain()}." if band.shares else "",
+        band.explain("the width of the time's range") + "." if band.shares else "",
     ]
     return " ".join(part for part in parts if part)
 

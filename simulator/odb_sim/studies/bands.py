@@ -93,12 +93,12 @@ class Band:
         ends = {name: {"low": value * self.low, "high": value * self.high} for name, value in values.items()}
         return {**ends, "because": dict(self.shares)}
 
-    def explain(self) -> str:
+    def explain(self, width: str = "that width") -> str:
         """Returns a sentence that names the main cause of the width, or an empty text if there is no width."""
         if not self.shares:
             return ""
         name, share = self.shares[0]
-        return f"{share:.0%} of that width is {name}; to narrow it: {self.remedy}"
+        return f"{share:.0%} of {width} is {name}; to narrow it: {self.remedy}"
 
 
 CERTAIN: Final = Band(1.0, 1.0, (), "")
