@@ -27,6 +27,8 @@ from transformers import (
     DataCollatorForTokenClassification,
     DataCollatorWithFlattening,
     DataCollatorWithPadding,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -75,6 +77,13 @@ class OwnLlama(LlamaForCausalLM):  # type: ignore[misc]
 
 def make_own_llama() -> Any:
     return OwnLlama(make_llama().config).double()
+
+
+def make_gpt2() -> Any:
+    """Returns a model whose class has a name that tells transformers nothing."""
+    torch.manual_seed(0)
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 1, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, n_positions=64, **sizes)).double()
 
 
 def make_t5() -> Any:
@@ -276,6 +285,7 @@ def test_a_masked_model_trains_with_the_argument_it_is_told() -> None:
         (make_t5, False),
         (lambda: make_bert(BertForMaskedLM), False),
         (lambda: make_bert(BertForTokenClassification), False),
+        (make_gpt2, True),
         (lambda: nn.Linear(1, 1), None),
     ],
 )
@@ -284,13 +294,14 @@ def test_a_model_says_whether_it_shifts_labels(make_model: Any, is_shifted: bool
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("kind", [LlamaForCausalLM, OwnLlama])
-def test_a_class_of_ones_own_trains_as_with_the_plain_trainer(kind: type, smoothing: float, tmp_path: Any) -> None:
-    """Checks: WEIGHT. A Trainer that does not know the name also divides by first labels, and smooths without a shift."""
+@pytest.mark.parametrize("make_model", [make_llama, make_own_llama, make_gpt2])
+def test_any_class_trains_as_with_the_plain_trainer(make_model: Any, smoothing: float, tmp_path: Any) -> None:
+    """Checks: WEIGHT. A Trainer that does not know the name also divides by first labels. For a user's class it also smooths
+    without a shift.
+    """
     found = []
     for is_plain in (True, False):
-        torch.manual_seed(0)
-        model = kind(make_llama().config).double()
+        model = make_model()
         settings = {
             "label_smoothing_factor": smoothing,
             "max_steps": 3,

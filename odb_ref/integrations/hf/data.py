@@ -7,14 +7,16 @@ given, so every rank would train on a stream that all ranks are given alike.
 from __future__ import annotations
 
 import importlib
+import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from torch.utils.data import Dataset, IterableDataset
 from transformers import TrainingArguments
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from odb_ref.torch import UsageError
 from odb_ref.torch.loop import count_pairs, split_pairs
@@ -44,12 +46,26 @@ def predicts_next_token(model: object, *, is_smoothed: bool = False) -> bool | N
 
     With ``is_smoothed`` the Trainer's own smoother computes the loss. It shifts labels only for classes that it knows by name.
     """
+    inner: object = getattr(model, "get_base_model", lambda: model)()  # PEFT
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
+    if is_smoothed:
+        return type(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     loss = LOSS_MAPPING.get(getattr(model, "loss_type", None))
-    if loss is None and any(base.__name__.endswith("ForCausalLM") for base in type(model).__mro__[1:]):
-        return not is_smoothed  # a subclass with another name
-    return None if loss is None else loss is ForCausalLMLoss
+    if loss is not None:
+        return loss is ForCausalLMLoss
+    bases = type(inner).__mro__
+    is_causal = any(base.__name__.endswith("ForCausalLM") for base in bases) or _has_default_loss(inner, bases)
+    return True if is_causal else None
+
+
+def _has_default_loss(model: object, bases: Sequence[type]) -> bool:
+    """Returns whether a class whose name tells no loss, such as GPT-2's, uses that of transformers, which is then causal."""
+    forwards = [
+        inspect.unwrap(vars(base)["forward"]) for base in bases if inspect.isfunction(vars(base).get("forward"))
+    ]
+    calls_it = any("loss_function" in forward.__code__.co_names for forward in forwards)
+    return calls_it and getattr(model, "loss_function", None) is ForCausalLMLoss
 
 
 def predicts_first_label(model: object) -> bool:

@@ -39,11 +39,11 @@ def passes_number(trainer: Trainer) -> bool:
 
 def counts_first_labels(trainer: Trainer) -> bool:
     """Returns whether the Trainer's divisor counts its samples' first labels too, which nothing predicts. This is so before
-    5.10, and if it does not know the model's class by name. Its own smoother takes a mean itself, and so does a model that does
-    not get the number.
+    5.10, and if the model's class does not tell its loss by name, as GPT-2's. A model that does not get the number takes a mean
+    itself, and so does an earlier smoother.
     """
-    takes_mean = trainer.label_smoother is not None or getattr(trainer, "_loss_shifts_labels", False)
-    return passes_number(trainer) and not takes_mean
+    is_mean = trainer.label_smoother is not None and not SMOOTHER_COUNTS
+    return passes_number(trainer) and not is_mean and not getattr(trainer, "_loss_shifts_labels", False)
 
 
 def compute_predicted_share(labels: object) -> float:
