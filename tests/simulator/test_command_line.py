@@ -129,6 +129,7 @@ FIXED, BASELINE = "with --global-batch", "without a policy that runs the protoco
         ("", "--padding-share 4", "without --global-batch"),
         ("--policy standard", "--window 256", BASELINE),
         ("--policy standard", "--depth 4", BASELINE),
+        ("--policy standard", "--transport gather", BASELINE),
         ("--policy standard", "--layout padded", BASELINE),
         ("--policy standard", "--order fullest", BASELINE),
         ("--policy standard", "--cost attention/600", BASELINE),

@@ -309,6 +309,7 @@ _CHECKED: Final = {
     "--sizes": "sizes",
     "--deadline": "deadline",
     "--driver": "driver",
+    "--transport": "transport",
 }
 """The options, and their names in the parsed options, that `check_effects` checks. They are None if they were not given."""
 
