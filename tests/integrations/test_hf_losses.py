@@ -16,11 +16,11 @@ require("transformers")
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import BertConfig, BertForTokenClassification, LlamaForCausalLM, Trainer, TrainingArguments
 
 from odb_ref.integrations.hf import ODBOptions, enable
 from odb_ref.integrations.hf.data import PAIRS, predicts_first_label
-from odb_ref.integrations.hf.versions import SMOOTHER_COUNTS, counts_first_labels
+from odb_ref.integrations.hf.versions import SMOOTHER_COUNTS, counts_first_labels, passes_number
 from odb_ref.torch import Loss, UsageError
 from tests.integrations.test_hf_updates import Texts, collate, make_model
 
@@ -120,6 +120,50 @@ def test_a_trainer_that_passes_no_number_is_said_to_weigh_micro_batches(tmp_path
     assert ("LlamaForCausalLM is not passed num_items_in_batch" in found[1][1]) is (steps > 1)
     plain, ours = (trainer.state.log_history[0]["loss"] for trainer, _ in found)
     assert (ours == pytest.approx(plain, rel=1e-6)) is (steps == 1)
+
+
+class Around(nn.Module):
+    """Passes what it is given to a model inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make_model()
+
+    def forward(self, input_ids: Any, labels: Any, attention_mask: Any, **kwargs: Any) -> Any:
+        return self.inner(input_ids, labels=labels, attention_mask=attention_mask, **kwargs)
+
+
+class OwnLoss(Trainer):  # type: ignore[misc]
+    """Divides by the number itself."""
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+def make_classifier() -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    dropouts = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0, "classifier_dropout": 0}
+    return BertForTokenClassification(BertConfig(vocab_size=32, num_labels=32, **sizes, **dropouts))
+
+
+def test_a_model_whose_means_a_plain_trainer_adds_up_is_said(tmp_path: Path) -> None:
+    """A plain Trainer takes a ``forward`` with ``**kwargs`` for one that divides by the number it is passed."""
+    odb = ODBOptions(token_budget=1000)
+    found = []
+    for steps in (1, 3):
+        settings = {"per_device_train_batch_size": COUNT // steps, "gradient_accumulation_steps": steps}
+        plain, _ = train(tmp_path, None, make_classifier(), **settings)
+        ours, said = train(tmp_path, odb, make_classifier(), **settings)
+        losses = [trainer.state.log_history[0]["loss"] for trainer in (ours, plain)]
+        found.append("adds up the mean losses" in said)
+        assert found[-1] is (steps > 1 and passes_number(ours))
+        assert losses[1] == pytest.approx(
+            losses[0] * (steps if found[-1] else 1), rel=0 if steps == 1 else 0.1, abs=1e-5
+        )
+    for model, kind in ((make_model(), Trainer), (Around(), Trainer), (make_classifier(), OwnLoss)):
+        _, said = train(tmp_path, odb, model, kind)
+        assert "adds up the mean losses" not in said
 
 
 @pytest.mark.parametrize("counts", [True, False])

@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Final
 
 from torch.utils.data import Dataset, IterableDataset
@@ -54,18 +55,22 @@ def predicts_next_token(model: object, *, is_smoothed: bool = False) -> bool | N
     loss = LOSS_MAPPING.get(getattr(model, "loss_type", None))
     if loss is not None:
         return loss is ForCausalLMLoss
-    bases = type(inner).__mro__
-    is_causal = any(base.__name__.endswith("ForCausalLM") for base in bases) or _has_default_loss(inner, bases)
-    return True if is_causal else None
+    is_causal = any(base.__name__.endswith("ForCausalLM") for base in type(inner).__mro__)
+    return True if is_causal or find_loss_function(inner) is ForCausalLMLoss else None
 
 
-def _has_default_loss(model: object, bases: Sequence[type]) -> bool:
-    """Returns whether a class whose name tells no loss, such as GPT-2's, uses that of transformers, which is then causal."""
-    forwards = [
-        inspect.unwrap(vars(base)["forward"]) for base in bases if inspect.isfunction(vars(base).get("forward"))
-    ]
-    calls_it = any("loss_function" in forward.__code__.co_names for forward in forwards)
-    return calls_it and getattr(model, "loss_function", None) is ForCausalLMLoss
+def list_names(model: object) -> set[str]:
+    """Returns the names that the code of a model's ``forward`` uses, in its class and its bases."""
+    forwards = [vars(base).get("forward") for base in type(model).__mro__]
+    codes = [inspect.unwrap(forward).__code__ for forward in forwards if inspect.isfunction(forward)]
+    return {name for code in codes for name in (*code.co_varnames, *code.co_names)}
+
+
+def find_loss_function(model: object) -> FunctionType | None:
+    """Returns the loss of transformers that a model's ``forward`` calls, or None. If the name of its class tells none, as that
+    of GPT-2's, it is the causal one.
+    """
+    return getattr(model, "loss_function", None) if "loss_function" in list_names(model) else None
 
 
 def predicts_first_label(model: object) -> bool:

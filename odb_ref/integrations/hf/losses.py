@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Final
 
+from torch import nn
 from transformers import TrainingArguments
 
-from odb_ref.integrations.hf.data import has_pairs, predicts_first_label
+from odb_ref.integrations.hf.data import find_loss_function, has_pairs, list_names, predicts_first_label
 from odb_ref.integrations.hf.guard import SteppingTrainer
 from odb_ref.integrations.hf.versions import SMOOTHER_COUNTS, counts_first_labels, passes_number
 from odb_ref.torch import UsageError
@@ -36,6 +38,27 @@ def check_pair_loss(args: TrainingArguments, dataset: object) -> None:
         )
 
 
+def _find_mean(trainer: SteppingTrainer) -> str:
+    """Returns what takes the mean over a micro-batch, although it is passed num_items_in_batch, or an empty string."""
+    is_own = any(
+        "compute_loss" in vars(base) and base.__module__.partition(".")[0] not in ("transformers", "odb_ref")
+        for base in type(trainer).__mro__
+    )
+    if is_own or trainer.compute_loss_func is not None:
+        return ""
+    if trainer.label_smoother is not None:
+        return "" if SMOOTHER_COUNTS else "label_smoothing_factor"
+    # A model may pass the number on to one inside it.
+    return "" if any(map(_divides, trainer.model.modules())) else f"{type(trainer.model).__name__} takes a mean itself"
+
+
+def _divides(module: nn.Module) -> bool:
+    """Returns True if a model seems to divide its loss by num_items_in_batch, or the loss of transformers that it calls."""
+    loss = find_loss_function(module)
+    is_passed = loss is not None and "num_items_in_batch" in inspect.signature(loss).parameters
+    return is_passed or "num_items_in_batch" in list_names(module)
+
+
 def warn_of_other_losses(trainer: SteppingTrainer) -> None:
     """Warns about settings with which a plain Trainer's losses differ from those of the same updates here."""
     micro_batches = trainer.args.gradient_accumulation_steps * trainer.args.world_size
@@ -48,11 +71,10 @@ def warn_of_other_losses(trainer: SteppingTrainer) -> None:
             f"{why} num_items_in_batch, so a plain Trainer weights the mean losses of an update's {micro_batches} "
             "micro-batches equally. ODBTrainer weights each by the number of items that it is the mean of"
         )
-    is_smoothed = trainer.label_smoother is not None and trainer.compute_loss_func is None
-    if micro_batches > 1 and is_counted and is_smoothed and not SMOOTHER_COUNTS:
+    if micro_batches > 1 and is_counted and (why := _find_mean(trainer)):
         said.append(
-            f"label_smoothing_factor: a plain Trainer of this version adds up the mean losses of an update's {micro_batches} "
-            "micro-batches. ODBTrainer's loss is the mean over the update's tokens, so loss and grad_norm are smaller"
+            f"{why}: a plain Trainer of this version adds up the mean losses of an update's {micro_batches} micro-batches. "
+            "ODBTrainer's loss is the mean over the update, so loss and grad_norm are about as many times smaller"
         )
     if trainer.args.neftune_noise_alpha:
         said.append(
