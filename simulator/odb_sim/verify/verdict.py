@@ -21,6 +21,7 @@ from typing import Final
 
 from odb_ref.core.offer import Offer
 from odb_sim.verify.agreements import (
+    GROUPS,
     LARGE,
     LARGEST_ROUND,
     LARGEST_SAMPLES,
@@ -71,9 +72,9 @@ def verify(rule: RuleProcesses, name: str, *, seed: int = 0) -> Iterator[Stage]:
     covered = f"{len(agreements):,} agreements"
     seconds = time.perf_counter() - began
     ranges = (
-        f"every agreement on up to {SMALL_SAMPLES} samples a rank in two rounds; every round up to {ROUNDS - 1:,} and every "
-        f"window up to {SIZES:,} samples in two or three shapes each; {LARGE:,} drawn, up to 2^"
-        f"{LARGEST_SAMPLES.bit_length() - 1} samples and round 2^{LARGEST_ROUND.bit_length() - 1}"
+        f"every agreement on up to {SMALL_SAMPLES} samples a rank in two rounds; every round up to {ROUNDS - 1:,} in three "
+        f"shapes; every window up to {SIZES:,} samples in two, with each number of groups up to {GROUPS:,} in both; {LARGE:,} "
+        f"drawn, up to 2^{LARGEST_SAMPLES.bit_length() - 1} samples and round 2^{LARGEST_ROUND.bit_length() - 1}"
     )
     if constants:
         ranges += f"; more around {min(len(constants), MOST_CONSTANTS)} of {len(constants)} numbers in the rule's file"
