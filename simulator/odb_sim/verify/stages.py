@@ -68,7 +68,8 @@ class Finding:
 class Stage:
     """One stage: what it covered, the properties it judges, and what it found.
 
-    ``ranges`` describes in full what it looked at. ``skipped`` says why it did not look at all of it; its properties then count
+    ``doubted`` lists the properties that what it found leaves open: other stages cannot show them of this core. ``ranges``
+    describes in full what it looked at. ``skipped`` says why it did not look at all of it; its properties then count
     as not judged. ``remedy`` is the command after which the stage can run.
     """
 
@@ -78,6 +79,7 @@ class Stage:
     properties: tuple[str, ...]
     seconds: float
     findings: tuple[Finding, ...]
+    doubted: tuple[str, ...] = ()
     skipped: str = ""
     remedy: str = ""
 
