@@ -218,6 +218,16 @@ def test_counts_are_not_judged_by_the_core_that_made_them(stage: str, name: str,
     assert {finding.property for finding in found.findings} == {"WEIGHT"}
 
 
+@pytest.mark.parametrize("stage", ["exploration", "properties", "large"])
+def test_samples_that_share_an_id_are_two(stage: str, core: Path, tmp_path: Path) -> None:
+    """Checks: CONSERVE. Spec: R1.1. No world had an id twice."""
+    carried = "chain.from_iterable(groups[i] for i in order[target:])"
+    change(core, "batching/alignment", carried, f"{{one.id: one for one in {carried}}}.values()")
+    core_copy._copy_repository(tmp_path, core)
+    (finding,) = core_copy._run_worlds(tmp_path, stage, 0, time.monotonic() + 60).findings
+    assert finding.property == "CONSERVE", finding.detail
+
+
 def test_what_is_no_core_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--core", str(tmp_path)]) == 2
     printed = capsys.readouterr().err
