@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from odb_sim.explore.search import explore
 from odb_sim.inputs.rules import load_rule
 from odb_sim.verify import stages, verdict
 from odb_sim.verify.agreements import (
+    GROUPS,
     is_possible,
     iterate_around,
     iterate_grid,
@@ -33,7 +35,7 @@ from odb_sim.verify.verdict import compute_verdicts, list_not_looked_at, verify
 
 from odb_ref.core.batching.rules import OdbRule, PaperRule, compute_bounds
 from odb_ref.core.errors import UsageError
-from odb_ref.core.offer import Offer
+from odb_ref.core.offer import NONE, Offer
 from tests.explore.wrong_rules import BOUNDS, HOLDS, NAME, PURE, RIGHT, TABLE, find
 from tests.helpers.commands import get_figures
 
@@ -78,6 +80,14 @@ def test_agreements_are_possible_and_differ() -> None:
         assert all(low <= high for low, high in map(compute_bounds, agreements))
     assert {agreement.round_max for agreement in iterate_rounds()} == set(range(10_000))
     assert {agreement.samples_max for agreement in iterate_sizes()} == set(range(1, 20_001))
+
+
+@pytest.mark.parametrize("is_reading", [True, False])
+def test_windows_of_all_sizes_have_all_numbers_of_groups(is_reading: bool) -> None:
+    """Nearly all had one group."""
+    times = Counter(one.groups_max for one in iterate_sizes() if (one.groups_min != NONE) is is_reading)
+    assert min(times[groups] for groups in range(1, GROUPS + 1)) >= 4
+    assert max(times.values()) < 0.01 * times.total()
 
 
 @pytest.mark.parametrize("name", ["round_max", "samples_max", "samples_min", "groups_max", "groups_min", "due_max"])

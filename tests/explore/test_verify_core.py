@@ -63,7 +63,7 @@ def test_a_changed_core_is_refuted_with_a_schedule_and_what_cannot_run_is_said(c
     (found,) = get(stages, "exploration").findings
     assert found.property == "CONSERVE" and found.scenario is not None and len(found.scenario.schedule) < 12
     assert "test_r4_alignment" in get(stages, "unit").findings[0].case
-    assert "CONSERVE" in {finding.property for finding in get(stages, "unit").findings}
+    assert "CONSERVE" in get(stages, "unit").doubted
     assert "not built" in get(stages, "differential").skipped
     assert "the repository" in get(stages, "TLC").skipped
 
@@ -106,15 +106,43 @@ def test_what_strikes_in_pytest_itself_is_what_is_said() -> None:
 
 
 @pytest.mark.usefixtures("brief")
-def test_the_property_that_a_failing_test_checks_is_violated(tmp_path: Path) -> None:
-    """It was said to hold where no other stage had refuted it."""
+def test_the_property_that_a_failing_test_checks_is_not_shown(tmp_path: Path) -> None:
+    """It was said to hold where no other stage had refuted it, and later to be violated, which no case had shown."""
     (defect,) = (defect for defect in DEFECTS if defect.name.startswith("an update of one token"))
     core_copy._copy_repository(tmp_path, plant(defect, tmp_path / "planted"))
     suite = replace(core_copy._SUITES[0], tests=("tests/core/test_weighting.py",))
     holding = Stage(name="large", covered="", properties=("WEIGHT", "ALIGN"), seconds=0, findings=())
     verdicts = compute_verdicts([holding, core_copy._run_suite(tmp_path, suite, time.monotonic() + 60)])
-    assert verdicts["AS-TESTED"] == verdicts["WEIGHT"] == ("VIOLATED", "unit")
+    assert verdicts["AS-TESTED"] == ("VIOLATED", "unit")
+    assert verdicts["WEIGHT"] == ("not shown", "unit; no violation in large")
     assert verdicts["ALIGN"] == ("holds", "large")
+
+
+@pytest.mark.parametrize("name", ["second", "differential", "TLC"])
+def test_a_core_that_is_another_than_the_proved_one_violates_no_property_by_that(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the one failing test happened to check was VIOLATED, and all else held."""
+    (suite,) = (suite for suite in core_copy._SUITES if suite.name == name)
+    test = tmp_path / "tests" / "test_twins.py"
+    test.parent.mkdir()
+    test.write_text('def test_both():\n    """Checks: ALIGN, TERM, PEERS."""\n    assert 4 == 3\n')
+    suite = replace(suite, tests=("tests/test_twins",), needs=None)
+    holding = Stage(name="large", covered="", properties=("ALIGN", "AGE"), seconds=0, findings=())
+    found = Finding(property="REPLAY", detail="", case="")
+    refuted = replace(holding, name="properties", findings=(found,))
+    stages = [holding, refuted, core_copy._run_suite(tmp_path, suite, time.monotonic() + 60)]
+    verdicts = compute_verdicts(stages)
+    assert verdicts[suite.property] == ("VIOLATED", name)
+    assert verdicts["REPLAY"] == ("VIOLATED", "properties")
+    assert verdicts["ALIGN"] == verdicts["AGE"] == ("not shown", f"{name}; no violation in large")
+    assert verdicts["TERM"] == verdicts["RESUME"] == verdicts["PEERS"] == ("not shown", name)
+    monkeypatch.setattr("odb_sim.cli.verify.verify_core", lambda core, seed: iter(stages))
+    assert main(["verify", "--core", str(tmp_path), "--save", str(tmp_path / "c.json")]) == 1
+    printed = capsys.readouterr().out
+    assert f"ALIGN        not shown   by {name}; no violation in large" in printed
+    assert "not shown: " in printed
+    assert printed.splitlines()[-1] == f"refuted: REPLAY, {suite.property}"
 
 
 @pytest.mark.parametrize(
@@ -123,22 +151,31 @@ def test_the_property_that_a_failing_test_checks_is_violated(tmp_path: Path) -> 
         ("assert (Violation(property=<Property.WEIGHT: 'WEIGHT'>, what='holds", ["WEIGHT"]),
         ("odb_ref.core.errors.InvariantError: I11: DEAL: not true that a draw lies", ["DEAL"]),
         ("odb_ref.core.errors.InvariantError: ALIGN: the ranks post the counts", ["ALIGN"]),
+        ("odb_sim.explore.violation.Breach: FEWEST: rank 0: 2 groups of (1, 1)", ["FEWEST"]),
         (
             "['RESUME rank 3 round 2047 step -: keeps', 'ORDER rank - round 1 step 2: x', 'RESUME rank",
             ["RESUME", "ORDER"],
         ),
-        ("assert 1 == 0", ["ALIGN", "CONSERVE", "BUDGET"]),
+        ("assert 1 == 0", []),
     ],
 )
-def test_what_a_failure_names_goes_before_what_the_test_checks(said: str, named: list[str]) -> None:
-    case = "tests/spec/test_r4_alignment.py::test_alignment_makes_exactly_the_target_and_loses_nothing[0]"
-    printed = f">   assert ABORT rank 1 round 2\nE       {said}\n"
-    assert core_copy._list_refuted(CORE.parents[1], printed, case) == named
+def test_a_failure_violates_the_properties_that_it_names(said: str, named: list[str]) -> None:
+    assert core_copy._list_named(f">   assert ABORT rank 1 round 2\nE       {said}\n") == named
 
 
-def test_where_no_test_is_named_nothing_else_is_refuted() -> None:
-    assert core_copy._list_refuted(CORE.parents[1], "E   SyntaxError", "the collection of the tests") == []
-    assert core_copy._list_refuted(CORE.parents[1], "E   assert 0", "tests/core/test_errors.py::no_such_test") == []
+@pytest.mark.parametrize(
+    ("case", "checked"),
+    [
+        (
+            "tests/spec/test_r4_alignment.py::test_alignment_makes_exactly_the_target_and_loses_nothing[0]",
+            ["ALIGN", "CONSERVE", "BUDGET"],
+        ),
+        ("the collection of the tests", []),
+        ("tests/core/test_errors.py::no_such_test", []),
+    ],
+)
+def test_what_a_failing_test_checks_is_read_from_it(case: str, checked: list[str]) -> None:
+    assert core_copy._list_checked(CORE.parents[1], case) == checked
 
 
 def test_resuming_is_judged_and_named() -> None:
@@ -179,6 +216,16 @@ def test_counts_are_not_judged_by_the_core_that_made_them(stage: str, name: str,
     core_copy._copy_repository(tmp_path, plant(defect, tmp_path / "planted"))
     found = core_copy._run_worlds(tmp_path, stage, 0, time.monotonic() + 60)
     assert {finding.property for finding in found.findings} == {"WEIGHT"}
+
+
+@pytest.mark.parametrize("stage", ["exploration", "properties", "large"])
+def test_samples_that_share_an_id_are_two(stage: str, core: Path, tmp_path: Path) -> None:
+    """Checks: CONSERVE. Spec: R1.1. No world had an id twice."""
+    carried = "chain.from_iterable(groups[i] for i in order[target:])"
+    change(core, "batching/alignment", carried, f"{{one.id: one for one in {carried}}}.values()")
+    core_copy._copy_repository(tmp_path, core)
+    (finding,) = core_copy._run_worlds(tmp_path, stage, 0, time.monotonic() + 60).findings
+    assert finding.property == "CONSERVE", finding.detail
 
 
 def test_what_is_no_core_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,10 @@ ANSWERS = {
     "one too many every 200th round": (BOUNDS, _rule("return top + 1 if a.round_max % 200 == 199 else odb")),
     "wrong above 5,000 samples": (BOUNDS, _rule("return top + 1 if top > 5_000 else odb")),
     "wrong at one size of 123,457": (BOUNDS, _rule("return top + 1 if top == 123_457 else odb")),
+    "wrong for few numbers of groups, such as 521": (
+        BOUNDS,
+        _rule("return top + 1 if a.groups_max**2 % 1_000_003 == 271_441 else odb"),
+    ),
     "wrong in round 1,000,003": (BOUNDS, _rule("return top + 1 if a.round_max == 1_000_003 else odb")),
     "wrong for 2^33 samples and more": (BOUNDS, _rule("return top + 1 if top >> 33 else odb")),
     "moves the goalposts": (

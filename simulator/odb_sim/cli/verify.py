@@ -102,7 +102,10 @@ def _conclude(
         verdicts = {key: value for key, value in verdicts.items() if not key.startswith("RULE-") or value[1]}
     print()
     for key, (word, where) in verdicts.items():
-        print(f"  {key:<13}{word:<12}{where}".rstrip())
+        said = f"{'by' if word == 'not shown' else 'in'} {where}" if where else ""
+        print(f"  {key:<13}{word:<12}{said}".rstrip())
+    if any(word == "not shown" for word, _ in verdicts.values()):
+        print(f"\n{_NOT_SHOWN}")
     findings = [finding for stage in stages for finding in stage.findings]
     unjudged = [stage.name for stage in stages if stage.skipped]
     unjudged += [key for key, (word, _) in verdicts.items() if word == "not judged"]
@@ -166,6 +169,10 @@ def _print(finding: Finding, core: str | None, path: Path) -> None:
         print(f"  saved to {path}; odb-ref explore --replay shows what the shipped core does there")
 
 
+_NOT_SHOWN: Final = (
+    "not shown: this core is not the one that was specified, proved or modelled, or fails a test of the property.\n"
+    "No stage found a case that violates the property, but what is known of that core is not known of this one."
+)
 _WIDEST: Final = 120
 """The largest width of running text, on any terminal."""
 _LAST: Final = 30

@@ -131,11 +131,14 @@ class Bounds(Terms):
         return tuple(chain.from_iterable(map(self.compute_shard, range(self.ranks))))
 
     def compute_shard(self, rank: int) -> tuple[Sample, ...]:
-        """Returns the samples of ``rank``. Ids count over all ranks, so that an id names the same sample everywhere."""
+        """Returns the samples of ``rank``. Ids count places over all ranks where ranks are told places: with a common order or
+        updates. In other worlds two neighbours share an id, as they may (R1.1).
+        """
         first = sum(map(len, self.lengths[:rank]))
+        is_place = self.is_shared or self.update_samples is not None
         return tuple(
             Sample(
-                id=number,
+                id=number if is_place else number // 2,
                 position=position,
                 length=length,
                 supervised=(length, length - 1, 0, 1)[position % 4],

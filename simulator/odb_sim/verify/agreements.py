@@ -16,6 +16,7 @@ LARGE: Final = 20_000
 LARGEST_SAMPLES: Final = 2**40
 LARGEST_ROUND: Final = 2**31
 MOST_CONSTANTS: Final = 60
+GROUPS: Final = 4_000
 _AROUND: Final = 24
 _TYPICAL_ROUND: Final = 3
 
@@ -87,11 +88,12 @@ def iterate_rounds() -> Iterator[Offer]:
 
 
 def iterate_sizes() -> Iterator[Offer]:
-    """Yields every window up to 20,000 samples, each in two shapes."""
+    """Yields every window up to 20,000 samples, in two shapes, each with every number of groups up to 4,000."""
     for samples_max in range(1, SIZES + 1):
-        groups_max = 1 + (7 * samples_max) % samples_max if samples_max % 7 else max(1, samples_max // 5)
         samples = samples_max // 3, samples_max
-        for groups_min, due in ((max(1, groups_max // 2), 0), (NONE, groups_max)):
+        # Each goes through all numbers of groups four times from 4,000 samples on: no step shares a divisor with 4,000.
+        some, others = (min(samples_max, 1 + step * samples_max % GROUPS) for step in (2_473, 1_117))
+        for groups_max, groups_min, due in ((some, max(1, some // 2), 0), (others, NONE, others)):
             yield make_agreement(samples=samples, groups=(groups_min, groups_max), due=due, round_=_TYPICAL_ROUND)
 
 

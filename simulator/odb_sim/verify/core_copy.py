@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ from typing import Final
 
 import odb_ref
 from odb_ref.core.errors import UsageError
-from odb_sim.verify.stages import Finding, Stage, decode_stage
+from odb_sim.verify.stages import OF_THE_WORLD, Finding, Stage, decode_stage
 
 LIMIT_S: Final = 570.0
 """The most seconds for all stages together."""
@@ -43,16 +43,20 @@ _COPIED: Final = ("odb_ref", "simulator", "tests", "spec", "examples", "pyprojec
 _IGNORED: Final = shutil.ignore_patterns("__pycache__", "*.pyc", ".hypothesis")
 _ID: Final = "[A-Z]{3,}(?:-[A-Z]+)*"
 _VIOLATED: Final = re.compile(
-    rf"(?:Violation\(property=<Property\.|InvariantError: (?:I\d+: )?)({_ID})\b|\b({_ID}) rank \S+ round"
+    rf"(?:Violation\(property=<Property\.|InvariantError: (?:I\d+: )?|Breach: )({_ID})\b|\b({_ID}) rank \S+ round"
 )
-"""How the checker of traces and the core's invariants name what is violated."""
+"""How the checker of traces, the core's invariants and an exploration name what is violated."""
 _MODEL: Final = Path("proofs/extracted/model")
+
+
+_PROVED: Final = (*OF_THE_WORLD, "SIZES", "ORDER", "DEAL", "UPDATE", "RESUME")
+"""What is known of the core that is specified, proved and modelled, and so not of one that differs from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Suite:
     """A stage that runs tests. ``property`` is violated if one fails; ``judges`` lists the properties that only tests judge,
-    and ``needs`` is a file without which they cannot run.
+    ``doubts`` those not shown of this core if one fails, and ``needs`` is a file without which they cannot run.
     """
 
     name: str
@@ -60,6 +64,7 @@ class _Suite:
     says: str
     tests: tuple[str, ...]
     judges: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     needs: Path | None = None
 
 
@@ -89,6 +94,7 @@ _SUITES: Final = (
         property="AS-SPECIFIED",
         says="a second implementation, written from the spec alone, makes the same batches in random worlds",
         tests=("tests/spec/test_second_implementation.py", "tests/spec/test_second_updates.py"),
+        doubts=_PROVED,
     ),
     _Suite(
         name="differential",
@@ -98,6 +104,7 @@ _SUITES: Final = (
             f"tests/proofs/test_{name}"
             for name in ("extraction", "rest", "shards", "shared_worlds", "sizes_and_wants", "loading", "same_graph")
         ),
+        doubts=_PROVED,
         needs=_MODEL,
     ),
     _Suite(
@@ -118,6 +125,7 @@ _SUITES: Final = (
         property="AS-MODELLED",
         says="the TLA+ model's graph, as TLC walks it (spec/tla/graph_*.cfg), is the core's; traces are behaviours of it",
         tests=("tests/tla/test_same_graph.py", "tests/tla/test_traces.py"),
+        doubts=_PROVED,
     ),
 )
 
@@ -200,7 +208,14 @@ def _run(work: Path, arguments: list[str], deadline: float) -> subprocess.Comple
 def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
     began = time.perf_counter()
 
-    def end(covered: str = "", *, findings: tuple[Finding, ...] = (), skipped: str = "", remedy: str = "") -> Stage:
+    def end(
+        covered: str = "",
+        *,
+        findings: tuple[Finding, ...] = (),
+        doubted: Sequence[str] = (),
+        skipped: str = "",
+        remedy: str = "",
+    ) -> Stage:
         return Stage(
             name=suite.name,
             covered=covered,
@@ -208,6 +223,7 @@ def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
             properties=(suite.property, *suite.judges),
             seconds=time.perf_counter() - began,
             findings=findings,
+            doubted=tuple(doubted),
             skipped=skipped,
             remedy=remedy,
         )
@@ -247,15 +263,18 @@ def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
         return end(covered, skipped=f"{case} did not end in {_TEST_S} s")
     finding = Finding(property=suite.property, detail=detail, case=case)
     told = f"shown by what refutes {suite.property}"
-    named = (replace(finding, property=name, detail=told) for name in _list_refuted(work, done.stdout, case))
-    return end(covered, findings=(finding, *named))
+    named = (replace(finding, property=name, detail=told) for name in _list_named(done.stdout))
+    return end(covered, findings=(finding, *named), doubted=(*suite.doubts, *_list_checked(work, case)))
 
 
-def _list_refuted(work: Path, printed: str, case: str) -> list[str]:
-    """Returns the properties that a failing test refutes: those that its failure names, or else all that it checks."""
+def _list_named(printed: str) -> list[str]:
+    """Returns the properties of which a failing test prints that they are violated."""
     said = " ".join(line for line in printed.splitlines() if re.match(r"E\s", line))
-    if named := [one or other for one, other in _VIOLATED.findall(said)]:
-        return list(dict.fromkeys(named))
+    return list(dict.fromkeys(one or other for one, other in _VIOLATED.findall(said)))
+
+
+def _list_checked(work: Path, case: str) -> list[str]:
+    """Returns the properties that a test checks. If it fails, nothing says which of them are violated, if any are."""
     path, _, test = case.partition("::")
     if not (work / path).is_file():
         return []

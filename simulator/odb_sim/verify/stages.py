@@ -68,7 +68,8 @@ class Finding:
 class Stage:
     """One stage: what it covered, the properties it judges, and what it found.
 
-    ``ranges`` describes in full what it looked at. ``skipped`` says why it did not look at all of it; its properties then count
+    ``doubted`` lists the properties that what it found leaves open: other stages cannot show them of this core. ``ranges``
+    describes in full what it looked at. ``skipped`` says why it did not look at all of it; its properties then count
     as not judged. ``remedy`` is the command after which the stage can run.
     """
 
@@ -78,6 +79,7 @@ class Stage:
     properties: tuple[str, ...]
     seconds: float
     findings: tuple[Finding, ...]
+    doubted: tuple[str, ...] = ()
     skipped: str = ""
     remedy: str = ""
 
@@ -312,7 +314,7 @@ def make_large_run(draw: random.Random, rules: Sequence[TargetRule]) -> Run:
     changes = draw.choice((None, None, draw.uniform(0.2, 0.9)))
     workload = build_workload(lengths, ranks=ranks, sharding=sharding, samples=samples, seed=draw.getrandbits(20))
     return Run(
-        workload=_choose_labels(draw.getrandbits(20), workload, window),
+        workload=_choose_ids_and_labels(draw.getrandbits(20), workload, window),
         policy="odb",
         rule=draw.choice(rules),
         budget_tokens=max(1, int(budget * mean)),
@@ -333,16 +335,17 @@ def make_large_run(draw: random.Random, rules: Sequence[TargetRule]) -> Run:
     )
 
 
-def _choose_labels(seed: int, workload: Workload, window: int) -> Workload:
-    """Returns the workload as it is, or with loss on one token of half of the samples, or of one for each window of all ranks.
+def _choose_ids_and_labels(seed: int, workload: Workload, window: int) -> Workload:
+    """Returns the workload with loss on all tokens, on one of half of the samples, or on one for each window of all ranks.
 
-    Groups, steps and updates then count none, or one.
+    Groups, steps and updates then count none, or one. In half of the workloads some samples share an id (R1.1).
     """
     rng = np.random.default_rng(seed)
     share = (1.0, 1.0, 0.5, 1 / (window * workload.ranks))[rng.integers(4)]
-    if share == 1.0:
-        return workload
-    return replace(workload, supervised_tokens=(rng.random(workload.samples_total) < share).astype(np.int64))
+    supervised = workload.supervised_tokens
+    if share < 1.0:
+        supervised = (rng.random(workload.samples_total) < share).astype(np.int64)
+    return replace(workload, ids=workload.ids // (1, 1, 2, window)[rng.integers(4)], supervised_tokens=supervised)
 
 
 def list_runs(rule: TargetRule, seed: int) -> list[Run]:

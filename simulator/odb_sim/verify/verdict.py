@@ -21,6 +21,7 @@ from typing import Final
 
 from odb_ref.core.offer import Offer
 from odb_sim.verify.agreements import (
+    GROUPS,
     LARGE,
     LARGEST_ROUND,
     LARGEST_SAMPLES,
@@ -71,9 +72,9 @@ def verify(rule: RuleProcesses, name: str, *, seed: int = 0) -> Iterator[Stage]:
     covered = f"{len(agreements):,} agreements"
     seconds = time.perf_counter() - began
     ranges = (
-        f"every agreement on up to {SMALL_SAMPLES} samples a rank in two rounds; every round up to {ROUNDS - 1:,} and every "
-        f"window up to {SIZES:,} samples in two or three shapes each; {LARGE:,} drawn, up to 2^"
-        f"{LARGEST_SAMPLES.bit_length() - 1} samples and round 2^{LARGEST_ROUND.bit_length() - 1}"
+        f"every agreement on up to {SMALL_SAMPLES} samples a rank in two rounds; every round up to {ROUNDS - 1:,} in three "
+        f"shapes; every window up to {SIZES:,} samples in two, with each number of groups up to {GROUPS:,} in both; {LARGE:,} "
+        f"drawn, up to 2^{LARGEST_SAMPLES.bit_length() - 1} samples and round 2^{LARGEST_ROUND.bit_length() - 1}"
     )
     if constants:
         ranges += f"; more around {min(len(constants), MOST_CONSTANTS)} of {len(constants)} numbers in the rule's file"
@@ -145,17 +146,29 @@ def _join(numbers: Sequence[int]) -> str:
 
 
 def compute_verdicts(stages: Sequence[Stage]) -> dict[str, tuple[str, str]]:
-    """Returns for each property the verdict (holds, VIOLATED or not judged), and the stages it comes from.
+    """Returns for each property the verdict (holds, VIOLATED, not shown or not judged), and the stages it comes from.
 
-    "Holds" applies only as far as those stages looked. A stage that has found something has not looked at everything.
+    "Holds" applies only as far as those stages looked. A stage that has found something has not looked at everything. A
+    property is "not shown" of a core that differs from the one proved or fails a test of it, if no case violates it.
     """
     verdicts: dict[str, tuple[str, str]] = {}
-    spoken_of = (name for stage in stages for name in (*stage.properties, *(item.property for item in stage.findings)))
+    spoken_of = (
+        name
+        for stage in stages
+        for name in (*stage.properties, *(item.property for item in stage.findings), *stage.doubted)
+    )
     for name in dict.fromkeys((*PROPERTIES, *spoken_of)):
-        refuting = [stage.name for stage in stages if any(item.property == name for item in stage.findings)]
-        resting = [stage.name for stage in stages if name in stage.properties and not (stage.findings or stage.skipped)]
-        verdict = "VIOLATED" if refuting else ("holds" if resting else "not judged")
-        verdicts[name] = (verdict, ", ".join(refuting or resting))
+        refuting = ", ".join(stage.name for stage in stages if any(item.property == name for item in stage.findings))
+        doubting = ", ".join(stage.name for stage in stages if name in stage.doubted)
+        resting = ", ".join(
+            stage.name for stage in stages if name in stage.properties and not (stage.findings or stage.skipped)
+        )
+        if refuting:
+            verdicts[name] = "VIOLATED", refuting
+        elif doubting:
+            verdicts[name] = "not shown", f"{doubting}; no violation in {resting}" if resting else doubting
+        else:
+            verdicts[name] = "holds" if resting else "not judged", resting
     return verdicts
 
 
