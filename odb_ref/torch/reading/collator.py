@@ -66,7 +66,7 @@ class OnIdle(StrEnum):
     NONE = "none"
     """No batch: the loader yields None."""
     SKIP = "skip"
-    """Nothing: the rank takes fewer steps than the others (for DDP's Join)."""
+    """Nothing: the rank takes fewer steps than the others (for models without collectives)."""
 
 
 @dataclass(frozen=True, slots=True)
