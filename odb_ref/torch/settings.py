@@ -129,7 +129,7 @@ class Protocol:
             dry.
         quota: Number of samples over all ranks after which an epoch ends. Default: none.
         on_idle: What a rank with no samples left does in a step: ``"replay"`` a small batch with weight 0 (default), yield
-            ``"none"``, or ``"skip"`` it, for DDP's Join.
+            ``"none"``, or ``"skip"`` it, for models without collectives.
         idle_sample: The sample to replay on a rank that never gets one. Default: none.
         transport: ``"reduce"`` (default) or ``"gather"``, the paper's exchange.
         process_group: The ranks, if there is no ``mesh``. Default: all.

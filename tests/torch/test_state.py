@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Sampler
 from odb_ref.torch import JobError, ODBDataLoader, UsageError
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, Stream, check_goes_on, collate, make_sample, read
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values, run_each, run_ranks
 from tests.torch.states import change
 
 SETTINGS: dict[str, Any] = {
@@ -46,6 +46,72 @@ def save_and_go_on(rank: int, options: dict[str, Any]) -> None:
 def test_the_same_ranks_go_on_identically_to_a_quota_and_in_the_next_epoch() -> None:
     """Saved after any step. tests/torch/test_resume_matrix.py covers whole epochs."""
     get_values(run_ranks(2, save_and_go_on, {"mode": "quota", "quota": 30}, timeout_s=120))
+
+
+class Holed(Stream):
+    """A stream in which every third sample has no tokens."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in super().__iter__():
+            if sample["number"] % 3 == 0:
+                sample["input_ids"] = sample["input_ids"][:0]
+            yield sample
+
+
+class Named(Numbers):
+    """Samples by name, so that no key is 0."""
+
+    def __getitem__(self, name: Any) -> Any:
+        return super().__getitem__(int(name.removeprefix("sample ")))
+
+
+KINDS: dict[str, Callable[[int, int], dict[str, Any]]] = {
+    "stream": lambda start, count: {"dataset": Stream(start, count)},
+    "holed": lambda start, count: {
+        "dataset": Holed(start, count),
+        "on_bad_sample": "quarantine",
+        "max_bad_samples": 0.5,
+    },
+    "keyed": lambda start, count: {
+        "dataset": Named(start, count),
+        "sampler": [f"sample {number}" for number in range(count)],
+    },
+}
+
+
+def read_all(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, list[int], float]]:
+    """Returns number, samples and loss scale of each step, also of idle ones."""
+    found: list[tuple[int, list[int], float]] = []
+    for batch, info in loader.steps():
+        found.append((info.step, batch["numbers"], info.loss_scale))
+        if len(found) == limit:
+            break
+    return found
+
+
+def save_idle(rank: int, kind: str, options: dict[str, Any]) -> list[list[int]]:
+    """Checks states from before and after the second rank's samples end. Returns what the rank replayed."""
+
+    def make() -> ODBDataLoader:
+        settings = KINDS[kind](*[(2000, 47), (1010, 20)][rank])
+        dataset = settings.pop("dataset")
+        return ODBDataLoader(
+            dataset, **nested(token_budget=60, collate_fn=collate, timeout_s=20, shard="given", **options, **settings)
+        )
+
+    # A map-style data set replays the first sample instead, because what had been read before is not read again.
+    whole = check_goes_on(make, range(2, 13, 5), read if kind == "keyed" else read_all)
+    return [numbers for _, numbers, scale in whole if not scale]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_whose_samples_have_ended_goes_on_and_replays_what_it_would_have(kind: str) -> None:
+    """Checks: RESUME. Not even a stream without a sample left is a rank without a sample."""
+    free, updates = {"window": 10, "accumulation_steps": 3}, {"update_samples": 16}
+    cases = [(kind, options) for options in (free, updates, free | {"num_workers": 1})]
+    for results in run_each(2, save_idle, cases, timeout_s=120):
+        _, idle = get_values(results)
+        assert len(idle) > 3 and len(set(map(tuple, idle))) == 1
 
 
 def test_a_state_is_small() -> None:

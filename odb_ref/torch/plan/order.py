@@ -6,6 +6,7 @@ import json
 from array import array
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -164,7 +165,11 @@ def make_plan(start: EpochStart, quarantine: Quarantine) -> ReadPlan:
     bad = frozenset(progress.bad + progress.gone)
     if keys is None:
         return ReadPlan(keys=None, first=first, kept=frozenset(carried), dropped=bad, seed=start.seed)
-    if not carried and all(place < first for place in bad):
+    if first < len(keys) and not carried and all(place < first for place in bad):
         return ReadPlan(keys=keys[first:] if first else keys, places=range(first, len(keys)), seed=start.seed)
     places = array("q", (*carried, *(place for place in range(first, len(keys)) if place not in bad)))
-    return ReadPlan(keys=_pack([keys[place] for place in places]), places=places, seed=start.seed)
+    first = 0
+    if not places:  # all was trained on: idle steps replay the first sample, which is read again
+        places = array("q", islice((place for place in range(len(keys)) if place not in bad), 1))
+        first = places[0] + 1 if places else 0
+    return ReadPlan(keys=_pack([keys[place] for place in places]), places=places, first=first, seed=start.seed)

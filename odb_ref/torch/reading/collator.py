@@ -66,7 +66,7 @@ class OnIdle(StrEnum):
     NONE = "none"
     """No batch: the loader yields None."""
     SKIP = "skip"
-    """Nothing: the rank takes fewer steps than the others (for DDP's Join)."""
+    """Nothing: the rank takes fewer steps than the others (for models without collectives)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,11 @@ class Collator:
         other._epoch_seed, other._cheapest = epoch_seed, self._cheapest
         return other
 
+    @property
+    def is_replaying(self) -> bool:
+        """True if idle steps replay a sample."""
+        return self._on_idle is OnIdle.REPLAY
+
     def forget_idle_sample(self) -> None:
         """Drops the idle sample, which may have caused a failure, so that later epochs use another one."""
         self._cheapest = None
@@ -131,7 +136,11 @@ class Collator:
         """Adds samples, each with its place in the sampler's order."""
         with self._lock:
             self._samples.update(samples)
-        if self._on_idle is OnIdle.REPLAY and samples:
+        self.offer(samples)
+
+    def offer(self, samples: Sequence[tuple[int, Measured]]) -> None:
+        """Replays one of these samples in idle steps if it costs less than all before. Holds no other."""
+        if self.is_replaying and samples:
             best = self._cheapest
             if best is not None and best.supervised and best.length <= min([item.length for _, item in samples]):
                 return
@@ -160,7 +169,7 @@ class Collator:
         seed = compute_seed(Use.STEP, self._epoch_seed, request.number)
         if items:
             return CollateTask(seed, tuple([item.sample for item in items]), sum([item.supervised for item in items]))
-        if self._on_idle is not OnIdle.REPLAY:
+        if not self.is_replaying:
             return None
         seed_generators(seed)
         return CollateTask(seed, (self._make_idle_sample(),), None)

@@ -287,6 +287,8 @@ class _Epoch:
         self.is_inline = is_inline
         self._reader = reader
         self._maker = maker
+        self._is_idle = False
+        """True once an idle step is to replay a sample."""
         self._condition = threading.Condition()
         self._working = threading.RLock()
         self._is_open = True
@@ -316,10 +318,14 @@ class _Epoch:
 
     def collate(self, requests: tuple[BatchRequest, ...]) -> None:
         with self._condition:
+            if self._maker.collator.is_replaying:
+                self._is_idle |= any(request.is_wanted and not request.places for request in requests)
             self._maker.ask(requests)
             self._condition.notify_all()
 
     def describe(self) -> str:
+        if self._is_held:
+            return "reading once more what it had read before its state was saved"
         return " and ".join(text for part in (self._reader, self._maker) if (text := part.describe()))
 
     @property
@@ -344,11 +350,22 @@ class _Epoch:
         with self._working, isolate():
             least_s = time.monotonic() + QUICK_S
             for part in (self._reader, self._maker):
-                share = -(-part.count_work() // steps)
-                while self._is_open and part.count_work() and (share > 0 or time.monotonic() < least_s):
+                share = -(-self._count_work(part) // steps)
+                while self._is_open and self._count_work(part) and (share > 0 or time.monotonic() < least_s):
                     if is_enough is not None and is_enough():
                         return
                     share -= self._do(part, part.work)
+
+    @property
+    def _is_held(self) -> bool:
+        """True while an idle step of a resumed rank waits for the earlier samples, one of which it replays."""
+        return self._is_idle and self._reader.is_early
+
+    def _count_work(self, part: Reader | _Maker) -> int:
+        """Returns how many calls of the part's `work` find something to do."""
+        if self._is_held:
+            return 1 if part is self._reader else 0  # the reader may have no request
+        return part.count_work()
 
     def _do(self, part: Reader | _Maker, work: Callable[[], int | None]) -> int:
         try:
@@ -371,8 +388,12 @@ class _Epoch:
             self._do(part, part.prepare)  # workers start before they are needed
         while True:
             with self._condition:
-                while self._is_open and not part.count_work():
+                while self._is_open and not self._count_work(part):
                     self._condition.wait()
                 if not self._is_open:
                     return
+            was_early = self._reader.is_early
             self._do(part, part.work)
+            if was_early:
+                with self._condition:
+                    self._condition.notify_all()

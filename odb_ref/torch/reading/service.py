@@ -23,7 +23,8 @@ class ReadPlan:
     """What to read in an epoch: the keys of a map-style data set in order, and their ``places`` in the sampler's order.
 
     If ``keys`` is None, the data set is iterable and read from its beginning. The plan keeps all places from ``first`` on
-    except the ``dropped`` ones, and the ``kept`` places before it. ``seed`` is the epoch's seed on this rank.
+    except the ``dropped`` ones, and the ``kept`` places before it. Others are read for idle steps only. ``seed`` is the epoch's
+    seed on this rank.
     """
 
     keys: Sequence[object] | None
@@ -36,7 +37,7 @@ class ReadPlan:
     """True with shared shards: after these keys, samples are read as they are drawn during the epoch."""
 
     def has(self, place: int) -> bool:
-        """Returns True if the plan keeps the sample of an iterable data set at ``place``."""
+        """Returns True if the plan keeps the sample at ``place``."""
         return place in self.kept or (place >= self.first and place not in self.dropped)
 
 

@@ -170,7 +170,7 @@ class Source:
         else:
             places = count()
             for chunk in _compare(lists, warn) if self._loader.num_workers > 1 else lists:
-                yield [(place, item) for item, place in zip(chunk, places, strict=False) if plan.has(place)]
+                yield [(place, item) for item, place in zip(chunk, places, strict=False)]
         if not self._loader.persistent_workers:
             self.workers = ()  # everything is read: a worker that crashes on its way out loses nothing
 
@@ -235,6 +235,8 @@ class Reader:
         self._seen_end = 0
         """All samples before this place have been read."""
         self._is_ended = False
+        self.is_early = plan.first > 0
+        """True if samples before the plan's first place may still come."""
         self._read_samples = 0
 
     def describe(self) -> str:
@@ -267,8 +269,9 @@ class Reader:
         self.prepare()
         chunk = next(self._chunks or iter(()), None)
         if chunk is None:
-            self._is_ended = True
+            self._is_ended, self.is_early = True, False
             return 1
+        chunk = self._leave_out(chunk)
         self._read_samples += len(chunk)
         self._put(chunk)
         return len(chunk)
@@ -316,6 +319,16 @@ class Reader:
         self._buffer_bytes -= _sum_bytes(taken)
         self._collator.put(taken)
         return [(place, length, supervised, costs) for place, (length, supervised, _, _, costs) in taken]
+
+    def _leave_out(self, chunk: Chunk) -> Chunk:
+        """Returns what the plan keeps of a chunk. The rest may be replayed: a resumed rank may have no other sample."""
+        plan = self._plan
+        if not self.is_early and not plan.dropped:
+            return chunk
+        early = [(place, item) for place, item in chunk if place < plan.first and isinstance(item, Measured)]
+        self._collator.offer([(place, item) for place, item in early if place not in plan.dropped])
+        self.is_early = self.is_early and (not chunk or chunk[-1][0] + 1 < plan.first)
+        return [(place, item) for place, item in chunk if plan.has(place)]
 
     def _put(self, chunk: Chunk) -> None:
         good = [(place, item) for place, item in chunk if isinstance(item, Measured)]
