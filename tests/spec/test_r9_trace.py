@@ -14,9 +14,9 @@ from odb_ref.core.config import Config
 from odb_ref.core.events import LocalFailed, PeerLost, Urged
 from odb_ref.trace.format import decode_config, encode_event
 from odb_ref.trace.writing import TraceWriter
+from tests.helpers.schema import SCHEMA
 from tests.helpers.world import World, make_config, make_shards, run
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "spec" / "trace-schema.json").read_text())
 SHARDS = [[3, 4, 1, 9, 2, 8, 8], [2], [], [5] * 7]
 COSTS = [[(length % 4, length // 2) for length in shard] for shard in SHARDS]
 CASES: list[dict[str, object]] = [
