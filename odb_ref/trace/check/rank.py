@@ -160,6 +160,7 @@ class RankChecker:
         what = f"is resumed with the samples at {positions}; carried are {list(start.carried)} of {start.read_samples}"
         self._expect(is_carried and positions == list(start.carried), Property.CONSERVE, what)
         self._first_round = self._exchanges.first_round = start.round
+        self._judge(self.input.judge_start(start))
         self._judge(self.input.draws.resume(start.draw.first, start.draw.count, start.draw.end, start.round))
         marks = dict(enumerate(start.marks, start.round - len(start.marks)))
         self._judge(self.input.resume(rows, start.read_samples, marks, is_ended=start.is_ended))
