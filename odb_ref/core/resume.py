@@ -45,6 +45,26 @@ class RoundStart:
     accepted_tokens: int = field(default=NONE, metadata={"absent": NONE})
     """The budget the rank accepts for the next round, with NONE as above."""
 
+    def find_fault(self, *, shared_samples: int | None, update_samples: int | None) -> str:
+        """Returns why no rank with these settings can have saved this start, or an empty text. Spec: R10.6."""
+        read, planned, emitted = self.read_samples, self.planned_steps, self.global_samples
+        if min(self.round, read, planned) < 0:
+            return f"round {self.round}, {read} samples read and {planned} steps planned; none of these is below 0"
+        if self.round == 0 and read:
+            return f"{read} samples are read before round 0"
+        is_inside = self.round > 0 or update_samples is not None  # an epoch may go on inside its first update (R16.6)
+        if not is_inside and (planned or emitted):
+            return f"{planned} steps and {emitted} samples are planned before round 0"
+        if emitted < planned:
+            return f"{planned} steps are planned with {emitted} samples, but each step holds one"
+        if len(self.marks) > self.round:
+            return f"round {self.round} has {len(self.marks)} marks, one for each round before it at most"
+        if self.marks and (list(self.marks) != sorted(self.marks) or self.marks[0] < 0 or self.marks[-1] != read):
+            return f"the marks {list(self.marks[:8])} do not rise to {read}, the number of samples read"
+        if self.draw != NOTHING_DRAWN and shared_samples is None:
+            return "a draw is named, but each rank has its own source"
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
@@ -103,8 +123,11 @@ def resume(config: Config, start: RoundStart, carried: tuple[Sample, ...]) -> Tr
     the caller has read again.
 
     Step numbers continue from ``start.planned_steps``; the driver takes and drops the steps already trained on.
-    Raises: UsageError when ``carried`` does not match, or holds an invalid sample. Spec: R10.2. Preserves: REPLAY, RESUME.
+    Raises: UsageError when no rank can have saved ``start``, or when ``carried`` does not match or holds an invalid sample.
+    Spec: R10.2, R10.6. Preserves: REPLAY, RESUME.
     """
+    if fault := start.find_fault(shared_samples=config.shared_samples, update_samples=config.update_samples):
+        raise UsageError(f"resume: no rank can have saved this start: {fault}")
     if tuple(sample.position for sample in carried) != start.carried:
         raise UsageError(f"resume: expected the samples at positions {start.carried}")
     config.check_samples(carried)

@@ -98,6 +98,8 @@ class TraceReader:
         self.is_cut = False
         """True when the file ends inside a line, as it may after a process was killed."""
         self._rest = b""
+        self._times_s: dict[int, float] = {}
+        """The last time of each rank."""
         self._read_bytes = 0
         self._identity: tuple[int, int] | None = None
         """The device and inode of a growing file, by which a replacement is noticed."""
@@ -132,6 +134,11 @@ class TraceReader:
                 if not is_time or not data.keys() <= _RECORD:
                     raise self.locate("a record has rank, event and effects, and may have a time in seconds")
                 time_s = float(time_s) if isinstance(time_s, int | float) and "time_s" in data else None
+                if time_s is not None:
+                    last_s = self._times_s.get(rank, 0.0)
+                    if time_s < last_s:
+                        raise self.locate(f"a time of rank {rank} falls from {last_s} to {time_s} s")
+                    self._times_s[rank] = time_s
                 return Record(rank, event, tuple(effects), time_s)
             case _:
                 raise self.locate("a record needs rank, event and effects")

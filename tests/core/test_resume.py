@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from odb_ref.core.batching.shards import Draw
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Effect, PostOffer, Read
 from odb_ref.core.errors import UsageError
@@ -83,6 +84,60 @@ def test_a_carried_sample_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         resume(CONFIG, replace(START, carried=(3,)), (Sample(30, 3, 0, 0),))
     assert str(caught.value) == "sample 30: length 0, supervised 0"
+
+
+IMPOSSIBLE: dict[str, tuple[RoundStart, str]] = {
+    "a number below 0": (
+        RoundStart(round=-1),
+        "round -1, 0 samples read and 0 steps planned; none of these is below 0",
+    ),
+    "read before the first round": (RoundStart(read_samples=3), "3 samples are read before round 0"),
+    "planned before the first round": (
+        RoundStart(planned_steps=5, global_samples=9),
+        "5 steps and 9 samples are planned before round 0",
+    ),
+    "emitted before the first round": (
+        RoundStart(global_samples=9),
+        "0 steps and 9 samples are planned before round 0",
+    ),
+    "steps without a sample": (
+        replace(START, global_samples=5),
+        "6 steps are planned with 5 samples, but each step holds one",
+    ),
+    "a mark of the first round": (RoundStart(marks=(0,)), "round 0 has 1 marks, one for each round before it at most"),
+    "more marks than rounds": (
+        replace(START, marks=(1, 4, 7)),
+        "round 2 has 3 marks, one for each round before it at most",
+    ),
+    "marks that fall": (replace(START, marks=(8, 7)), "the marks [8, 7] do not rise to 7, the number of samples read"),
+    "a mark below 0": (replace(START, marks=(-1, 7)), "the marks [-1, 7] do not rise to 7, the number of samples read"),
+    "a mark of another number": (
+        replace(START, marks=(4, 6)),
+        "the marks [4, 6] do not rise to 7, the number of samples read",
+    ),
+    "a draw from a source that is not shared": (
+        replace(START, draw=Draw(0, 0, 1)),
+        "a draw is named, but each rank has its own source",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_a_start_that_no_rank_can_have_saved_is_refused(name: str) -> None:
+    """Spec: R10.6. Checks: RESUME."""
+    start, why = IMPOSSIBLE[name]
+    with pytest.raises(UsageError) as caught:
+        resume(CONFIG, start, make_group(*start.carried))
+    assert str(caught.value) == f"resume: no rank can have saved this start: {why}"
+
+
+def test_inside_its_first_update_an_epoch_may_go_on_at_round_0() -> None:
+    """Spec: R10.6, R16.6. The steps that others took of the update are planned, and each holds a sample at least."""
+    config = replace(CONFIG, update_samples=9)
+    state, _ = resume(config, RoundStart(planned_steps=2, global_samples=2), ())
+    assert (state.round, state.planned_steps, state.global_samples) == (0, 2, 2)
+    with pytest.raises(UsageError, match="2 steps are planned with 1 samples"):
+        resume(config, RoundStart(planned_steps=2, global_samples=1), ())
 
 
 def test_a_machine_goes_on_once() -> None:

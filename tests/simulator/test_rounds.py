@@ -243,8 +243,8 @@ def test_a_source_has_ended_when_a_read_has_found_its_end() -> None:
         offsets=np.array([0, 8, 12]),
     )
     starts = (
-        RoundStart(round=5, read_samples=8, carried=tuple(range(8)), marks=(0,)),
-        RoundStart(round=5, read_samples=4, carried=tuple(range(4)), marks=(0,)),
+        RoundStart(round=5, read_samples=8, carried=tuple(range(8)), marks=(8,)),
+        RoundStart(round=5, read_samples=4, carried=tuple(range(4)), marks=(4,)),
     )
     what = Run(workload=workload, policy="odb", budget_tokens=10, window_samples=4, starts=starts)
     # Eight groups and one: as long as both may read on, the smaller number decides.

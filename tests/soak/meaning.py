@@ -14,7 +14,7 @@ MEANINGLESS: dict[str, str] = {
     r"header driver": "the name of the program that wrote it decides nothing",
     r"header epoch": "only traces of the run's other epochs could contradict the epoch",
     r"header peer": "only traces of the rank's other peers could contradict its number",
-    r"time_s": "when it happened decides nothing",
+    r"time_s": "when it happened decides nothing, if times do not fall",
 }
 """By path in a line."""
 

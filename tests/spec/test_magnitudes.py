@@ -159,11 +159,8 @@ def fill(
         first = min(first, 2**16 // size) // rounds * rounds
     has_begun = first > 0
     places = draw_size(draw, 2**16) * has_begun if size is None else first // rounds * size
-    common = RoundStart(
-        round=first,
-        planned_steps=draw_size(draw, 2**40) * has_begun,
-        global_samples=draw_size(draw, 2**50) * has_begun,
-    )
+    planned, emitted = sorted((draw_size(draw, 2**40), draw_size(draw, 2**50)))  # R10.6: a step holds a sample
+    common = RoundStart(round=first, planned_steps=planned * has_begun, global_samples=emitted * has_begun)
     if config.mode is Mode.QUOTA and draw.random() < 0.7:
         config = replace(config, quota_samples=common.global_samples + draw_size(draw, total, 1))
     if is_shared:
@@ -329,15 +326,16 @@ def test_what_is_loaded_is_what_was_saved() -> None:
         marks = sorted(draw_size(draw, 2**50) for _ in range(draw_size(draw, age)))
         read = marks[-1] if marks else 0
         carried = tuple(sorted({draw.randrange(read) for _ in range(draw_size(draw, 1_000))} if read else ()))
+        planned, emitted = sorted((draw_size(draw, 2**50), draw_size(draw, 2**60)))  # R10.6: a step holds a sample
         start = RoundStart(
-            round=draw_size(draw, 2**50, len(marks)),
+            round=draw_size(draw, 2**50, max(1, len(marks))),
             read_samples=read,
             is_ended=draw.random() < 0.5,
             carried=carried,
             draw=drawn,
             marks=tuple(marks),
-            planned_steps=draw_size(draw, 2**50),
-            global_samples=draw_size(draw, 2**60),
+            planned_steps=planned,
+            global_samples=emitted,
             agreed_tokens=draw_size(draw, 2**42, 1),
             accepted_tokens=draw_size(draw, 2**42, 1),
         )

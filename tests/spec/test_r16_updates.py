@@ -164,7 +164,7 @@ def test_the_start_of_an_update_is_two_integers(
     expected = {number: ids for number, ids in list_updates(whole).items() if number >= update}
     world = make_world(lengths, ranks, size, is_shared=is_shared)
     config = world.nodes[0].machine.config
-    begin = RoundStart(round=update * config.update_rounds, planned_steps=7)
+    begin = RoundStart(round=update * config.update_rounds, planned_steps=7, global_samples=7)
     rest = make_world(lengths, ranks, size, is_shared=is_shared, seed=seed, checkpoints=[Begun(begin)] * ranks).run()
     assert list_updates(rest) == expected
     assert rest.nodes[0].taken[:1] == [] or rest.nodes[0].taken[0].number == 7

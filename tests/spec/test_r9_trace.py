@@ -12,11 +12,12 @@ import pytest
 
 from odb_ref.core.config import Config
 from odb_ref.core.events import LocalFailed, PeerLost, Urged
-from odb_ref.trace.format import decode_config, encode_event
+from odb_ref.trace.format import TraceError, decode_config, encode_event
+from odb_ref.trace.reading import read_trace
 from odb_ref.trace.writing import TraceWriter
+from tests.helpers.schema import SCHEMA
 from tests.helpers.world import World, make_config, make_shards, run
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "spec" / "trace-schema.json").read_text())
 SHARDS = [[3, 4, 1, 9, 2, 8, 8], [2], [], [5] * 7]
 COSTS = [[(length % 4, length // 2) for length in shard] for shard in SHARDS]
 CASES: list[dict[str, object]] = [
@@ -53,6 +54,17 @@ def test_the_schema_names_every_shared_setting() -> None:
     config = SCHEMA["$defs"]["config"]
     assert set(config["properties"]) == {item.name for item in shared}
     assert set(config["required"]) == {item.name for item in shared if "absent" not in item.metadata}
+
+
+def test_the_times_of_a_rank_never_fall(tmp_path: Path) -> None:
+    """Spec: R9. Those of two ranks are of two clocks."""
+    with TraceWriter(tmp_path / "t", make_config(world_size=2), driver="test") as writer:
+        for rank, time_s in ((0, 5.0), (1, 2.0), (1, None), (0, 5.0), (1, 2.5), (1, 2.25)):
+            writer.record(rank, Urged(), (), time_s=time_s)
+    _, records = read_trace(tmp_path / "t")
+    assert [next(records).time_s for _ in range(5)] == [5.0, 2.0, None, 5.0, 2.5]
+    with pytest.raises(TraceError, match=r"t:7: a time of rank 1 falls from 2\.5 to 2\.25 s"):
+        next(records)
 
 
 def test_costs_and_limits_are_written_where_there_are_any(tmp_path: Path) -> None:

@@ -313,6 +313,23 @@ def begin() -> tuple[Delivery, Recorder, Wire]:
     return delivery, service, wire
 
 
+def test_a_sample_that_turns_out_bad_after_the_finish_is_not_in_the_trace(tmp_path: Path) -> None:
+    """Spec: R9.6, R11.1. A read may be open when a rank finishes, and what it brings is ignored."""
+    start = EpochStart(keys=range(99), trace=tmp_path / "t", max_bad=9)
+    driver = EpochDriver(CONFIG, Recorder(), Wire(), start)
+    driver.begin()
+    driver.on_bad(3, "torn")
+    driver.submit(PeerLost(1, "gone"))
+    assert driver.is_finished
+    driver.on_bad(4, "torn")
+    driver.close()
+    _, records = read_trace(tmp_path / "t")
+    events = [record.event or {"kind": "begun"} for record in records]
+    assert [(event["kind"], event.get("place")) for event in events] == [
+        ("begun", None), ("set_aside", 3), ("peer_lost", None),
+    ]  # fmt: skip
+
+
 def take_two(delivery: Delivery) -> list[object]:
     return [taken[0] for taken in (delivery.take() for _ in range(2)) if taken is not None]
 

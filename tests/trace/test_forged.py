@@ -12,9 +12,12 @@ import odb_ref.core.batching.alignment as alignment_module
 import odb_ref.core.machine as machine_module
 import odb_ref.core.rounds as rounds_module
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.shards import Draw
 from odb_ref.core.effects import Outcome
 from odb_ref.core.offer import Offer
+from odb_ref.core.resume import Resumed, RoundStart
 from odb_ref.trace.check import Property, Status, check_traces
+from odb_ref.trace.format import encode_event
 from tests.helpers.tamper import Line, Tampered
 from tests.helpers.world import Fault, make_configs, run_by_arrival
 from tests.trace.lies import FAIL, KILL, SHARDS, STOP, Lie, Lies, find_broken, run
@@ -176,9 +179,35 @@ def fall_behind_and_be_lost(trace: Tampered) -> None:
     set_limit(trace, 1, 1)
 
 
+# A start that no rank can have saved. All ranks say the same, and all else is true.
+
+
+def begin_at(**start: Any) -> Callable[[Tampered], None]:
+    """Every rank is resumed at this start, instead of beginning the epoch."""
+
+    def change(trace: Tampered) -> None:
+        first = RoundStart(**start)
+        for record in trace.records:
+            if record["event"] is None:
+                record["event"] = encode_event(Resumed(first, ()))
+        for step in (*trace.effects("deliver"), *(it for effect in trace.effects("collate") for it in effect["steps"])):
+            step["number"] += first.planned_steps
+        for effect in trace.effects("finish"):
+            effect["step_limit"] += first.planned_steps
+
+    return change
+
+
+lie("RESUME", name="begin after steps")(begin_at(planned_steps=1000, global_samples=5000))
+lie("RESUME", name="begin after steps without a sample", update_samples=9)(begin_at(planned_steps=6, global_samples=5))
+lie("RESUME", name="begin with marks")(begin_at(marks=(0, 0, 0)))
+lie("RESUME", name="begin with a draw though each rank has its own source")(begin_at(draw=Draw(0, 0, 1)))
+lie("EXCHANGE", name="read a source that had ended")(begin_at(is_ended=True))
+
+
 @pytest.mark.parametrize("told", lie, ids=str)
 def test_a_forged_trace_is_refused(told: Lie, tmp_path: Path) -> None:
-    """Spec: R3.4, R5, R6.6, R7."""
+    """Spec: R3.4, R5, R6.6, R7, R10.6."""
     told.check(tmp_path / "t")
 
 

@@ -341,6 +341,52 @@ def test_a_sample_set_aside_is_accounted_for(tmp_path: Path) -> None:
     assert check_traces([trace.write(path)]).is_ok
 
 
+def aside(place: int, *, id_: int = 77) -> dict[str, Any]:
+    return {"rank": 0, "event": {"kind": "set_aside", "id": id_, "place": place}, "effects": []}
+
+
+def test_a_sample_set_aside_is_at_one_of_the_places_there_were(tmp_path: Path) -> None:
+    """Spec: R9.6. The header counts the sample, and even its digest of places is the one of this place."""
+    path = tmp_path / "t"
+    run_by_arrival([[3, 5], [4]], make_configs(2), trace=path)
+    trace = Tampered(path)
+    ids = [row[0] for event in trace.events("samples_read", 0) for row in event["samples"]]
+    placed = place_lot(ids) + place_lot([77], 9)
+    trace.header["inputs"][0] |= {"samples": 3, "digest": digest_ids([*ids, 77]), "order": placed.digest}
+    trace.records.insert(2, aside(9))
+    assert tell([trace.write(path)]) == {"COVER"}
+    trace.records[2] = aside(-1)
+    with pytest.raises(TraceError, match="a sample is set aside at place -1"):
+        check_traces([trace.write(path)])
+
+
+def test_nothing_is_set_aside_after_the_finish(tmp_path: Path) -> None:
+    """Spec: R9.6."""
+    path = tmp_path / "t"
+    run_by_arrival([[3, 5], [4]], make_configs(2), trace=path)
+    trace = Tampered(path)
+    ids = [row[0] for event in trace.events("samples_read", 0) for row in event["samples"]] + [77]
+    trace.header["inputs"][0] |= {"samples": 3, "digest": digest_ids(ids), "order": place_lot(ids).digest}
+    trace.records.append(aside(2))
+    assert tell([trace.write(path)]) == {"FREE"}
+    trace.records.insert(2, trace.records.pop())
+    assert tell([trace.write(path)]) == set()
+
+
+def test_the_records_of_a_rank_stand_in_one_file(tmp_path: Path) -> None:
+    """Spec: R9. A job that was cut into two files, as by a log that was rotated, is not judged."""
+    path = tmp_path / "t"
+    run_by_arrival([[3, 5], [4]], make_configs(2), trace=path)
+    parts = [Tampered(path), Tampered(path)]
+    first = parts[0].records[0]["rank"]
+    cut = next(index for index, record in enumerate(parts[0].records) if index > 5 and record["rank"] != first)
+    parts[0].records, parts[1].records = parts[0].records[:cut], parts[1].records[cut:]
+    paths = [part.write(tmp_path / f"part{number}") for number, part in enumerate(parts)]
+    for is_replayed in (False, True):
+        with pytest.raises(TraceError, match=r"part1:\d+: rank 1 has records in .*part0 too"):
+            check_traces(paths, is_replayed=is_replayed)
+
+
 def test_a_trace_of_version_1_is_judged_and_what_cannot_be_said_is_said(tmp_path: Path) -> None:
     """Spec: R9.6."""
     path = tmp_path / "t"

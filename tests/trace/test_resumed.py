@@ -18,11 +18,11 @@ from odb_ref.core.resume import Checkpoint, Resumed, RoundStart
 from odb_ref.core.types import Mode
 from odb_ref.trace.check import Property, Status, check_traces
 from odb_ref.trace.writing import TraceWriter
+from tests.helpers.schema import SCHEMA
 from tests.helpers.tamper import Tampered
 from tests.helpers.world import AnyOrder, Shard, World, make_config, make_shards
 from tests.trace.said import check_said, show
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "spec" / "trace-schema.json").read_text())
 SHARDS = make_shards(
     [
         [7, 7, 1, 5, 9, 8, 7, 5, 8, 6, 4, 9, 3, 5, 3, 2],

@@ -194,7 +194,7 @@ class EpochDriver:
             fault = self.quarantine.find_contradiction(place, cause) or self.quarantine.add(place, cause)
             if fault:
                 self.on_error(fault, QuarantineError(fault))
-            elif self.has_begun:
+            elif self.has_begun and not self.is_finished:
                 self._trace.set_aside((place,))
 
     def on_warning(self, text: str) -> None:

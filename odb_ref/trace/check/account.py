@@ -26,6 +26,8 @@ class Account:
         self.taken = NOTHING
         """The samples in steps taken."""
         self.set_aside = NOTHING
+        self.furthest = -1
+        """The furthest place set aside, of those that the number of samples bounds, or -1."""
         self.held = NOTHING
         """The samples read but not in a step when the trace ends."""
         self.is_ended = False
@@ -74,13 +76,14 @@ class Account:
         if number + 1 in self._sought:
             self.found[number + 1] = self.taken
 
-    def set_one_aside(self, id_: int, place: int | None) -> None:
-        """Notes a sample that is set aside."""
+    def set_one_aside(self, id_: int, place: int | None, *, is_bounded: bool = True) -> None:
+        """Notes a sample that is set aside. ``is_bounded``: its place must be below the number of samples there were."""
         self.set_aside += make_lot((id_,))
         if place is None:
             self.is_placed = False
             return
         self._bad.add(place)
+        self.furthest = max(self.furthest, place) if is_bounded else self.furthest
         self.placed += place_lot((id_,), place)
 
     def close(self, held: Iterable[int], planned_steps: int, *, is_read: bool) -> None:
@@ -109,6 +112,10 @@ def judge_inputs(
         found = used + sum((account.held for account in own), NOTHING)
         whose = "the ranks have" if part.rank is None else "it has"
         is_whole = all(account.is_whole for account in own)
+        furthest = max((account.furthest for account in own), default=-1)
+        if furthest >= part.lot.samples:
+            what = f"{whose} set a sample aside at place {furthest} of {part.lot.samples}"
+            yield part.rank, (Property.COVER, what)
         if used.samples > part.lot.samples:
             yield (
                 part.rank,

@@ -58,6 +58,17 @@ def get_optional(data: JsonObject, key: str) -> int | None:
     return get_integer(data, key) if key in data else None
 
 
+def get_set_aside(data: JsonObject) -> tuple[int, int | None]:
+    """Returns the id and the place of a sample that is set aside; None if the trace does not tell the place.
+
+    Raises: TraceError when malformed.
+    """
+    place = get_optional(data, "place")
+    if place is not None and place < 0:
+        raise TraceError(f"a sample is set aside at place {place}")
+    return get_integer(data, "id"), place
+
+
 def get_flag(data: JsonObject, key: str) -> bool:
     """Returns the truth value at ``key``.
 

@@ -102,6 +102,8 @@ class Job:
         self._exchanges = Exchanges(self._header.world_size, self._findings, peers=streams[0].settings.peers)
         self._rounds = Rounds(streams[0].settings.quota_samples)
         self._ranks: dict[int, RankChecker] = {}
+        self._files: dict[int, Stream] = {}
+        """The file of each rank."""
         self._most = compute_remembered(self._header.world_size)
         self._remembered = 0
         self.records = 0
@@ -131,6 +133,10 @@ class Job:
                 yield
                 continue
             stream, record = item
+            if (file := self._files.setdefault(record.rank, stream)) is not stream:
+                raise stream.locate(
+                    f"rank {record.rank} has records in {file.path} too: those of an epoch belong in one file"
+                )
             rank = self._ranks.get(record.rank)
             if rank is None:
                 before = stream.header.origin.before

@@ -160,6 +160,7 @@ class RankChecker:
         what = f"is resumed with the samples at {positions}; carried are {list(start.carried)} of {start.read_samples}"
         self._expect(is_carried and positions == list(start.carried), Property.CONSERVE, what)
         self._first_round = self._exchanges.first_round = start.round
+        self._judge(self.input.judge_start(start))
         self._judge(self.input.draws.resume(start.draw.first, start.draw.count, start.draw.end, start.round))
         marks = dict(enumerate(start.marks, start.round - len(start.marks)))
         self._judge(self.input.resume(rows, start.read_samples, marks, is_ended=start.is_ended))
@@ -210,7 +211,10 @@ class RankChecker:
             case "budget_accepted":
                 self._budget.accept(decode.get_integer(event, "tokens"))
             case "set_aside":
-                self.account.set_one_aside(decode.get_integer(event, "id"), decode.get_optional(event, "place"))
+                # With updates, a resumed epoch may begin at a later place than 0, which no header tells.
+                is_bounded = not (self.is_resumed and self.settings.update_samples)
+                self.account.set_one_aside(*decode.get_set_aside(event), is_bounded=is_bounded)
+                self._expect(self.output.finish is None, Property.FREE, "sets a sample aside after it has finished")
             case kind if kind != "urged":
                 raise TraceError(f"unknown event kind {kind!r}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from odb_ref.core.resume import RoundStart
 from odb_ref.trace.check.decode import Rows, Settings
 from odb_ref.trace.check.own.draws import DrawnPlaces, RankDraws
 from odb_ref.trace.check.own.offers import compare_window
@@ -54,6 +55,12 @@ class Input:
         self.draws.begin()
         self.is_ended = self.draws.has_ended
 
+    def judge_start(self, start: RoundStart) -> Iterator[Judgement]:
+        """Yields a violation if no rank can have saved the start of a resumed epoch. Spec: R10.6."""
+        settings = self._settings
+        if fault := start.find_fault(shared_samples=settings.shared_samples, update_samples=settings.update_samples):
+            yield Property.RESUME, f"is resumed at a start that no rank can have saved: {fault}"
+
     def resume(self, rows: Rows, read_samples: int, marks: dict[int, int], *, is_ended: bool) -> Iterator[Judgement]:
         """Begins at a saved round, with the samples carried into it. Yields the judgements on them."""
         yield from self._judge_costs(rows)
@@ -65,7 +72,11 @@ class Input:
     def ask(self, count: int, first: int | None, round_: int) -> Iterator[Judgement]:
         """Notes a read request. Yields the judgements on it."""
         yield from self.updates.judge_read(count, first, round_)
-        yield Property.EXCHANGE, "reads while a read is open" if self.is_open else ""
+        what = "reads while a read is open" if self.is_open else ""
+        # The last share of a common order is read when its end is already known.
+        if self.is_ended and not self.draws.is_shared:
+            what = "reads, though its source has ended"
+        yield Property.EXCHANGE, what
         self._open_samples = self._asked_samples = count
         yield from self.draws.note_read(count, first)
 
