@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, TypeVar, assert_never, get_type_hints
+from typing import Final, TypeAlias, TypeVar, assert_never, get_type_hints
 
 from odb_ref.core.batching.cost import Cost, get_cost
 from odb_ref.core.batching.layouts import Layout
@@ -52,6 +52,9 @@ SET_ASIDE: Final = "set_aside"
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 JsonObject = Mapping[str, Json]
+
+TracedStart: TypeAlias = RoundStart
+"""The start of a resumed epoch."""
 
 _Made = TypeVar("_Made", bound=Offer | RoundStart | Report | Terms)
 

@@ -26,7 +26,10 @@ def _show_loaded(config: Config, state: State, prints: dict[str, int], save: Sav
     if state.phase in (Phase.FILL, Phase.OFFER):
         first = save(state)
         carried = tuple(sample for sample in state.window if sample.position in first.carried)
-        loaded = show_state(*resume(config, first, carried), prints)
+        try:
+            loaded = show_state(*resume(config, first, carried), prints)
+        except UsageError:  # what nobody can have saved (R10.6)
+            loaded = "refused"
     return loaded
 
 

@@ -30,6 +30,7 @@ from odb_ref.trace.check.own.input import Input
 from odb_ref.trace.check.own.offers import Fingerprint, RankBudget, Seen, judge_offer
 from odb_ref.trace.check.own.output import Output
 from odb_ref.trace.check.own.phases import START, Phases
+from odb_ref.trace.check.own.starts import judge_start
 from odb_ref.trace.check.own.steps import find_disorder, judge_step
 from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.verdict import Findings, Judgement, Property
@@ -151,8 +152,7 @@ class RankChecker:
 
     def _resume(self, event: JsonObject) -> None:
         """Begins at a saved round. Samples before ``start`` count as emitted and taken, except for those carried."""
-        self.is_resumed = True
-        self.account.is_placed = False
+        self.is_resumed, self.account.is_placed = True, False
         start = decode_resumed(event).start
         rows = decode.get_samples(event)
         positions = [row[1] for row in rows]
@@ -160,7 +160,7 @@ class RankChecker:
         what = f"is resumed with the samples at {positions}; carried are {list(start.carried)} of {start.read_samples}"
         self._expect(is_carried and positions == list(start.carried), Property.CONSERVE, what)
         self._first_round = self._exchanges.first_round = start.round
-        self._judge(self.input.judge_start(start))
+        self._judge(judge_start(self.settings, start))
         self._judge(self.input.draws.resume(start.draw.first, start.draw.count, start.draw.end, start.round))
         marks = dict(enumerate(start.marks, start.round - len(start.marks)))
         self._judge(self.input.resume(rows, start.read_samples, marks, is_ended=start.is_ended))

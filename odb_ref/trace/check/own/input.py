@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from odb_ref.core.resume import RoundStart
 from odb_ref.trace.check.decode import Rows, Settings
 from odb_ref.trace.check.own.draws import DrawnPlaces, RankDraws
 from odb_ref.trace.check.own.offers import compare_window
@@ -54,12 +53,6 @@ class Input:
         """Begins an epoch."""
         self.draws.begin()
         self.is_ended = self.draws.has_ended
-
-    def judge_start(self, start: RoundStart) -> Iterator[Judgement]:
-        """Yields a violation if no rank can have saved the start of a resumed epoch. Spec: R10.6."""
-        settings = self._settings
-        if fault := start.find_fault(shared_samples=settings.shared_samples, update_samples=settings.update_samples):
-            yield Property.RESUME, f"is resumed at a start that no rank can have saved: {fault}"
 
     def resume(self, rows: Rows, read_samples: int, marks: dict[int, int], *, is_ended: bool) -> Iterator[Judgement]:
         """Begins at a saved round, with the samples carried into it. Yields the judgements on them."""
