@@ -17,7 +17,6 @@ from odb_ref.core.errors import MOST, UsageError, check_integer, read_integer
 from odb_ref.torch.exchange.collectives import TRANSPORTS
 from odb_ref.torch.plan.order import Order
 from odb_ref.torch.plan.sampler import AllReplicas
-from odb_ref.torch.reading.collator import OnIdle
 from odb_ref.torch.reading.source import LoaderOptions
 from odb_ref.torch.settings import FORMED
 
@@ -160,18 +159,6 @@ def make_loader_options(
         is_pinned=check_flag(pin_memory, "pin_memory") and _can_pin(),
         silence_s=check_seconds(silence_s, "timeout_s", is_zero_allowed=False),
     )
-
-
-def check_skipping(on_idle: OnIdle, accumulation_steps: int) -> None:
-    """Checks that no rank would skip the step that synchronizes an update.
-
-    Raises: UsageError.
-    """
-    if on_idle is OnIdle.SKIP and accumulation_steps > 1:
-        raise UsageError(
-            "on_idle='skip' needs accumulation_steps=1: a rank that skips an update's last step would never synchronize its "
-            "gradients. Use on_idle='replay'"
-        )
 
 
 def check_updates(update_samples: object, others: Mapping[str, object]) -> int | None:

@@ -188,7 +188,7 @@ class Epochs(Generic[Batch]):
         delivery = self._make_delivery(config, service, exchange, start)
         self._steps_before, self._delivery = start.steps_before, delivery
         session.begin(delivery)
-        return EpochIterator(self, delivery, self._spec.on_idle, self._compute_bound(), told=self._told)
+        return EpochIterator(self, delivery, self._compute_bound(), told=self._told)
 
     # State -----------------------------------------------------------------------------------------------------------
 

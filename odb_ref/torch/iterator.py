@@ -12,7 +12,6 @@ from odb_ref.torch.epoch.cleanup import CLEANUP
 from odb_ref.torch.epoch.delivery import Delivery
 from odb_ref.torch.epoch.info import StepInfo
 from odb_ref.torch.epoch.session import LEAVE_S
-from odb_ref.torch.reading.collator import OnIdle
 from odb_ref.torch.reading.quarantine import BadSampleWarning
 
 
@@ -36,7 +35,6 @@ class EpochIterator(_Unique, Generic[Batch]):
         self,
         loader: object,
         delivery: Delivery,
-        on_idle: OnIdle,
         len_bound: int | None,
         *,
         told: set[str],
@@ -48,7 +46,6 @@ class EpochIterator(_Unique, Generic[Batch]):
         self._put_off: Warning | None = None
         """A warning that the user has turned into an error. Raised after its batch, which would be lost otherwise."""
         self._delivery = delivery
-        self._on_idle = on_idle
         self._len_bound = len_bound
 
     def __iter__(self) -> Self:
@@ -73,12 +70,9 @@ class EpochIterator(_Unique, Generic[Batch]):
         delivery.check_whole()
         first = delivery.next_step
         try:
-            while True:
-                batch, info = self._take()
-                if not (info.is_idle and self._on_idle is OnIdle.SKIP):
-                    # Made by collate_fn. It is None only with on_idle="none", and then the caller's type must allow that.
-                    return cast(Batch, batch), info
-                first = delivery.next_step
+            batch, info = self._take()
+            # Made by collate_fn. It is None only with on_idle="none", and then the caller's type must allow that.
+            return cast(Batch, batch), info
         except BaseException as error:
             if delivery.next_step != first:
                 delivery.lost = f"step {first} was lost when {type(error).__name__} came while it was handed out"

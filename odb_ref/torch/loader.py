@@ -28,7 +28,6 @@ from odb_ref.torch.arguments import (
     check_max_bad,
     check_name,
     check_optional,
-    check_skipping,
     check_transport,
     check_updates,
     make_loader_options,
@@ -214,7 +213,6 @@ class ODBDataLoader(Epochs[Batch]):
             quota_samples=check_optional(protocol.quota, "quota", 1),
             update_samples=updates,
         )
-        check_skipping(on_idle, self._weighting.accumulation_steps if updates is None else 2)
         self._order = make_order(
             dataset,
             sampler=sampler,

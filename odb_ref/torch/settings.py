@@ -27,7 +27,7 @@ SizesName: TypeAlias = Literal["any", "powers", "threes", "even"]
 ShardName: TypeAlias = Literal["auto", "shared", "given"]
 ScalingName: TypeAlias = Literal["exact", "samples", "none"]
 ReductionName: TypeAlias = Literal["mean", "sum"]
-IdleName: TypeAlias = Literal["replay", "none", "skip"]
+IdleName: TypeAlias = Literal["replay", "none"]
 BadSampleName: TypeAlias = Literal["fail", "quarantine"]
 
 
@@ -128,8 +128,8 @@ class Protocol:
         mode: ``"join"`` reads each sample (default). With ``"quota"`` all ranks stop together, at ``quota`` or when one runs
             dry.
         quota: Number of samples over all ranks after which an epoch ends. Default: none.
-        on_idle: What a rank with no samples left does in a step: ``"replay"`` a small batch with weight 0 (default), yield
-            ``"none"``, or ``"skip"`` it, for models without collectives.
+        on_idle: What a rank with no samples left does in a step: ``"replay"`` a small batch with weight 0 (default), or
+            yield None as the batch (``"none"``).
         idle_sample: The sample to replay on a rank that never gets one. Default: none.
         transport: ``"reduce"`` (default) or ``"gather"``, the paper's exchange.
         process_group: The ranks, if there is no ``mesh``. Default: all.

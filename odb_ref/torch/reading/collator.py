@@ -65,8 +65,6 @@ class OnIdle(StrEnum):
     """A small real batch with loss scale 0, so that every collective of the model stays aligned."""
     NONE = "none"
     """No batch: the loader yields None."""
-    SKIP = "skip"
-    """Nothing: the rank takes fewer steps than the others (for models without collectives)."""
 
 
 @dataclass(frozen=True, slots=True)
