@@ -16,8 +16,8 @@ def test_every_module_that_is_mutated_has_a_score() -> None:
     """A folder that moves must not leave the scores, or the mutants, behind."""
     settings = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["mutmut"]
     paths = [path for source in settings["source_paths"] for path in (PACKAGE.parent / source).rglob("*.py")]
-    left_out = {path for pattern in settings["do_not_mutate"] for path in PACKAGE.parent.rglob(pattern)}
-    assert left_out < set(paths)
+    for pattern in settings["do_not_mutate"]:
+        assert list(PACKAGE.parent.glob(pattern)), pattern
     modules = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in paths}
     scores = read_scores()
     assert len(scores) > 20
