@@ -120,7 +120,7 @@ def _count_references(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def _count_in_c(tensor: torch.Tensor) -> int:
-    """Returns torch's own reference count of a tensor, in which its Python object is one; 0 where torch does not tell it."""
+    """Returns torch's own reference count of a tensor, which counts its Python object as one, or 0 if torch does not tell."""
     return cast(int, tensor._use_count()) if hasattr(tensor, "_use_count") else 0
 
 

@@ -133,6 +133,17 @@ class Around(nn.Module):
         return self.inner(input_ids, labels=labels, attention_mask=attention_mask, **kwargs)
 
 
+class Taking(Around):
+    """Takes the number out of what it is given."""
+
+    def forward(self, input_ids: Any, labels: Any, attention_mask: Any, **kwargs: Any) -> Any:
+        number = kwargs.pop("num_items_in_batch", None)
+        found = self.inner(input_ids, labels=labels, attention_mask=attention_mask)
+        if number is not None:
+            found.loss = found.loss * labels[:, 1:].ne(-100).sum() / number
+        return found
+
+
 class OwnLoss(Trainer):  # type: ignore[misc]
     """Divides by the number itself."""
 
@@ -161,7 +172,12 @@ def test_a_model_whose_means_a_plain_trainer_adds_up_is_said(tmp_path: Path) -> 
         assert losses[1] == pytest.approx(
             losses[0] * (steps if found[-1] else 1), rel=0 if steps == 1 else 0.1, abs=1e-5
         )
-    for model, kind in ((make_model(), Trainer), (Around(), Trainer), (make_classifier(), OwnLoss)):
+    for model, kind in (
+        (make_model(), Trainer),
+        (Around(), Trainer),
+        (Taking(), Trainer),
+        (make_classifier(), OwnLoss),
+    ):
         _, said = train(tmp_path, odb, model, kind)
         assert "adds up the mean losses" not in said
 

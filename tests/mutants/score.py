@@ -1,7 +1,7 @@
 """The score of mutmut's last run by module: ``python -m tests.mutants.score``, from the root of the repository.
 
-A mutant that times out counts as killed, because it loops where the code does not. The exit status is 1 if a module's score is
-lower than SURVIVORS.md says, or if mutants were not run.
+A mutant that times out counts as killed, because it loops where the code does not. The exit status is 1 if more mutants of a
+module are alive than SURVIVORS.md says, which is none for a module that it does not list.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 RESULTS: Final = ROOT / "mutants"
 SURVIVORS: Final = Path(__file__).with_name("SURVIVORS.md")
-ROW: Final = re.compile(r"^\| (\S+) \|.* (\S+) % \|$", re.MULTILINE)
+ROW: Final = re.compile(r"^\| (\S+) \| (\d+) \| (\d+) \|", re.MULTILINE)
+"""Module, mutants and killed."""
 
 KILLED, SURVIVED, NO_TESTS = "killed", "survived", "no tests"
 TIMED_OUT, NOT_RUN, OTHER = "timed out", "not run", "other"
@@ -37,9 +38,9 @@ def read_results() -> dict[str, str]:
     return found
 
 
-def read_scores() -> dict[str, float]:
-    """Returns the score of each module that SURVIVORS.md says, in percent."""
-    return {module: float(score) for module, score in ROW.findall(SURVIVORS.read_text())}
+def count_alive(table: str) -> dict[str, int]:
+    """Returns how many mutants of each module are alive, by the rows of a table."""
+    return {module: int(mutants) - int(killed) for module, mutants, killed in ROW.findall(table)}
 
 
 def get_module(name: str) -> str:
@@ -56,26 +57,26 @@ def format_row(module: str, statuses: Iterable[str]) -> str:
 
 
 def main() -> int:
-    """Prints the table, what survived, and which modules' scores have fallen. Returns 0 if none has."""
-    results, scores = read_results(), read_scores()
+    """Prints the table, what is alive, and the modules of which more is alive than before. Returns 0 if there are none."""
+    results, known = read_results(), count_alive(SURVIVORS.read_text())
     if not results:
         print("no results: run `mutmut run` first", file=sys.stderr)
         return 1
     print("| module | mutants | killed | of these by time | survived | no tests | not run | score |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|")
-    fallen = []
+    worse = []
     for module in sorted({get_module(name) for name in results}):
         row = format_row(module, (status for name, status in results.items() if get_module(name) == module))
         print(row)
-        ((_, score),) = ROW.findall(row)
-        if float(score) < scores.get(module, 0.0):
-            fallen.append(f"{module}: {score} %, and SURVIVORS.md says {scores[module]} %")
+        alive = count_alive(row)[module]
+        if alive > known.get(module, 0):
+            worse.append(f"{module}: {alive} alive, and SURVIVORS.md says {known.get(module, 0)}")
     print(format_row("**all**", results.values()))
     for name, status in results.items():
         if status not in (KILLED, TIMED_OUT):
             print(f"{status}: {name}")
-    print(*fallen, sep="\n")
-    return int(bool(fallen) or NOT_RUN in results.values())
+    print(*worse, sep="\n")
+    return int(bool(worse))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jsonschema
 import pytest
@@ -17,7 +19,9 @@ from odb_ref.core.offer import reduce_offers
 from odb_ref.core.resume import Checkpoint, Resumed, RoundStart
 from odb_ref.core.types import Mode
 from odb_ref.trace.check import Property, Status, check_traces
+from odb_ref.trace.check.own.starts import judge_start
 from odb_ref.trace.writing import TraceWriter
+from tests.core.test_resume import IMPOSSIBLE, START
 from tests.helpers.schema import SCHEMA
 from tests.helpers.tamper import Tampered
 from tests.helpers.world import AnyOrder, Shard, World, make_config, make_shards
@@ -192,3 +196,13 @@ def test_a_rank_that_goes_on_from_another_round_is_a_mismatch(tmp_path: Path) ->
     job = check_traces([tmp_path / "t"], is_replayed=True).jobs[0]
     assert job.outcome == "mismatch by rank 1: round 0, rank 0 is in 1"
     assert job.violations == ()
+
+
+def test_the_checker_refuses_each_start_that_the_core_refuses() -> None:
+    """Checks: RESUME. Each in its own words: they share no code."""
+    settings: Any = SimpleNamespace(update_samples=None, shared_samples=None)
+    for name, (start, _) in IMPOSSIBLE.items():
+        assert {broken for broken, _ in judge_start(settings, start)} == {Property.RESUME}, name
+    assert not list(judge_start(settings, START))
+    inside = RoundStart(planned_steps=2, global_samples=2)
+    assert not list(judge_start(SimpleNamespace(**vars(settings) | {"update_samples": 9}), inside))  # type: ignore[arg-type]

@@ -60,15 +60,16 @@ def predicts_next_token(model: object, *, is_smoothed: bool = False) -> bool | N
 
 
 def list_names(model: object) -> set[str]:
-    """Returns the names that the code of a model's ``forward`` uses, in its class and its bases."""
+    """Returns the names and texts in the code of a model's ``forward``, in its class and its bases."""
     forwards = [vars(base).get("forward") for base in type(model).__mro__]
     codes = [inspect.unwrap(forward).__code__ for forward in forwards if inspect.isfunction(forward)]
-    return {name for code in codes for name in (*code.co_varnames, *code.co_names)}
+    parts = (part for code in codes for part in (*code.co_varnames, *code.co_names, *code.co_consts))
+    return {part for part in parts if isinstance(part, str)}
 
 
 def find_loss_function(model: object) -> FunctionType | None:
-    """Returns the loss of transformers that a model's ``forward`` calls, or None. If the name of its class tells none, as that
-    of GPT-2's, it is the causal one.
+    """Returns the loss of transformers that a model's ``forward`` calls, or None. For a class whose name tells no loss, such as
+    GPT-2's, that is the causal one.
     """
     return getattr(model, "loss_function", None) if "loss_function" in list_names(model) else None
 

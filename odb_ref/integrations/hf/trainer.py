@@ -204,8 +204,8 @@ class ODBTrainer(SteppingTrainer):
         if is_whole and self.args.world_size > 1 and not {"sampler", "shard"} & set(self.odb.loader):
             raise UsageError(
                 "get_train_dataloader returned a DataLoader that is not prepared, so a plain Trainer does not divide it among "
-                "the ranks: return self.accelerator.prepare(loader). If the ranks' data differ already, pass "
-                "ODBOptions(loader={'sampler': ...}), with what this rank reads"
+                "the ranks: return self.accelerator.prepare(loader). If the data set of each rank holds only its own samples, "
+                "pass ODBOptions(loader={'shard': 'given'})"
             )
 
     def set_initial_training_values(

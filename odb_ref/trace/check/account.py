@@ -77,7 +77,7 @@ class Account:
             self.found[number + 1] = self.taken
 
     def set_one_aside(self, id_: int, place: int | None, *, is_bounded: bool = True) -> None:
-        """Notes a sample that is set aside. ``is_bounded``: its place must be below the number of samples there were."""
+        """Notes a sample that is set aside. If ``is_bounded``, its place must be below the number of samples."""
         self.set_aside += make_lot((id_,))
         if place is None:
             self.is_placed = False
