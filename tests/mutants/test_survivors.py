@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "odb_ref"
 
 
 def test_every_score_is_of_a_module_that_is_mutated() -> None:
-    """A folder that moves must not leave scores or mutants behind. Of a module without a row no mutant may be alive."""
+    """A folder that moves must not leave scores or mutants behind. A module without a row may have none alive."""
     settings = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["mutmut"]
     paths = [path for source in settings["source_paths"] for path in (PACKAGE.parent / source).rglob("*.py")]
     for pattern in settings["do_not_mutate"]:
