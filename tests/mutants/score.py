@@ -1,7 +1,7 @@
 """The score of mutmut's last run by module: ``python -m tests.mutants.score``, from the root of the repository.
 
 A mutant that times out counts as killed, because it loops where the code does not. The exit status is 1 if more mutants of a
-module are alive than SURVIVORS.md says, which is none for a module that it does not list.
+module are alive than SURVIVORS.md says. A module that it does not list may have 0.
 """
 
 from __future__ import annotations
