@@ -20,6 +20,9 @@ import pytest
 from hypothesis import Phase, is_hypothesis_test, settings
 
 from tests.helpers.effort import IS_MUTATED
+from tests.helpers.gpus import hide_gpus
+
+hide_gpus()
 
 settings.register_profile("odb", deadline=None)
 settings.register_profile(

@@ -4,6 +4,7 @@ without a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,18 +13,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.loop import StepGuard
+from tests.helpers.gpus import show_gpus
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
 from tests.torch.models import check_gradient, compute_loss, compute_union_gradient, get_gradient, make_model
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import Result, get_values, run_ranks
 
-# Counting devices does not initialize the driver if it can be avoided. Otherwise forked processes could not use a GPU.
-HAS_GPU = torch.cuda.device_count() > 0
+with show_gpus():
+    HAS_GPU = torch.cuda.device_count() > 0  # does not initialize the driver
 NEEDS_GPU = pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine")
 ON_GPU = (pytest.mark.gpu, NEEDS_GPU)
 HAS_NCCL = torch.distributed.is_nccl_available()
 EPOCHS = 2
 MIB = 2**20
+
+
+def run_on_gpu(ranks: int, function: Callable[..., Any], *args: Any, backend: str = "gloo") -> list[Result]:
+    with show_gpus():
+        return run_ranks(ranks, function, *args, timeout_s=200, method="spawn", backend=backend)
 
 
 def train(rank: int, sizes: list[int], device: str, num_workers: int) -> Any:
@@ -60,10 +67,12 @@ def test_the_gradient_is_that_of_the_union(device: str, backend: str, sizes: lis
     """Checks: WEIGHT, COVER, ALIGN. Batches are pinned if there is a GPU; float64, relative error below 1e-9."""
     if backend == "nccl" and not HAS_NCCL:
         pytest.skip("this torch has no NCCL")
-    # Forked processes could not use a GPU that this process has used.
-    method = "spawn" if device == "cuda" else "fork"
     arguments = (sizes, device, num_workers)
-    values = get_values(run_ranks(len(sizes), train, *arguments, timeout_s=200, method=method, backend=backend))
+    if device == "cuda":
+        results = run_on_gpu(len(sizes), train, *arguments, backend=backend)
+    else:
+        results = run_ranks(len(sizes), train, *arguments)
+    values = get_values(results)
     for epochs in zip(*values, strict=True):
         emitted = [number for steps in epochs for numbers, _ in steps for number in numbers]
         assert sorted(emitted) == list(range(sum(sizes)))
@@ -98,9 +107,7 @@ def train_with_too_little(rank: int, limit_mib: int, sample_mib: int) -> Any:
 @NEEDS_GPU
 def test_a_batch_that_does_not_fit_goes_in_halves() -> None:
     """Checks: WEIGHT, COVER. Memory really runs out, and the gradient is still that of the samples of the step."""
-    ((updates, failures, most),) = get_values(
-        run_ranks(1, train_with_too_little, 400, 150, timeout_s=200, method="spawn")
-    )
+    ((updates, failures, most),) = get_values(run_on_gpu(1, train_with_too_little, 400, 150))
     assert sorted(number for numbers, _ in updates for number in numbers) == list(range(40))
     for numbers, gradient in updates:
         check_gradient(gradient, compute_union_gradient(numbers))
