@@ -191,16 +191,31 @@ def time_steps(trainer: Trainer, repetitions: int) -> list[tuple[int, int, float
     found = []
     for repetition in range(repetitions + 1):
         for rows, longest in SHAPES:
-            ids = torch.randint(trainer.model.config.vocab_size, (rows, longest))
-            batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
-            torch.cuda.synchronize()
-            began = time.monotonic()
-            trainer.compute_loss(batch).backward()
-            torch.cuda.synchronize()
+            seconds = _time_step(trainer, rows, longest)
             if repetition:
-                found.append((rows, longest, time.monotonic() - began))
+                found.append((rows, longest, seconds))
     trainer.optimizer.zero_grad()
     return found
+
+
+def _time_step(trainer: Trainer, rows: int, longest: int) -> float:
+    ids = torch.randint(trainer.model.config.vocab_size, (rows, longest))
+    batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+    torch.cuda.synchronize()
+    began = time.monotonic()
+    trainer.compute_loss(batch).backward()
+    torch.cuda.synchronize()
+    return time.monotonic() - began
+
+
+def time_new_shapes(trainer: Trainer) -> tuple[list[float], list[float]]:
+    """Returns the seconds of micro-batches of shapes not met before, and of the same once more."""
+    times: tuple[list[float], list[float]] = [], []
+    for found in times:
+        for extra in range(1, 13):
+            found.append(_time_step(trainer, 4, 512 + 11 * extra))
+    trainer.optimizer.zero_grad()
+    return times
 
 
 def calibrate(steps: list[tuple[int, int, float]], folder: Path) -> Path:
@@ -266,6 +281,7 @@ def measure_gpu(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
     data = Ids(lengths, trainer.model.config.vocab_size)
     say("steps of a few sizes")
     steps = time_steps(trainer, max(3, repetitions))
+    new, again = time_new_shapes(trainer)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         (folder / LENGTHS).write_text("\n".join(["total_tokens", *map(str, lengths)]) + "\n")
@@ -279,7 +295,7 @@ def measure_gpu(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
             epoch = train_epoch(trainer, data, name, way, repetition)
             if repetition:  # the first one loads kernels, and allocates memory for every shape
                 epochs[name].append(epoch)
-    found = {"gpu": gpu, "samples": len(data), "steps": steps, "epochs": epochs}
+    found = {"gpu": gpu, "samples": len(data), "steps": steps, "new": new, "again": again, "epochs": epochs}
     return found | {"ways": {name: asdict(way) | {"timed": asdict(timed[name])} for name, way in ways.items()}}
 
 
@@ -301,4 +317,8 @@ def print_gpu(figures: dict[str, Any]) -> bool:
     header = ["way", "samples an update", "micro-batches", "planned, s", "from timed steps, s", "trained, s"]
     header += ["speed-up: planned", "from timed", "trained", "GB", ""]
     print_table(f"An epoch of {TRACE}, {MODEL}, one {figures['gpu']}", header, rows)
+    more_s = Spread.of(figures["new"]).median - Spread.of(figures["again"]).median
+    print(
+        f"A micro-batch of a new shape takes {more_s * 1e3:.0f} ms longer than a repeated one; see docs/howto/shapes.md"
+    )
     return is_good

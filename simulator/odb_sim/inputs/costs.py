@@ -63,7 +63,7 @@ class GpuCost:
 
     Every step costs ``fixed_s``, even an idle one, every padded token ``per_token_s``, and every pair of a padded token and a
     token of its own row ``per_token2_s``, the quadratic part of attention. No step takes less than ``floor_s``: the time to
-    send sharded parameters, which overlaps the computation.
+    launch its kernels, or to send sharded parameters, which overlap the computation.
 
     Raises: UsageError when a number is negative or not finite.
     """

@@ -90,10 +90,10 @@ class TrainingJob:
         each_s = strategy.each * (once_s * (ranks - 1) / ranks + messages_s)
         return Costs(
             gpu=GpuCost(
-                fixed_s=model.layers * values["launch_s"] + open_share * each_s,
+                fixed_s=open_share * each_s,
                 per_token_s=token_s,
                 per_token2_s=pair_s,
-                floor_s=each_s,
+                floor_s=max(each_s, model.layers * values["launch_s"]),
             ),
             collective=CollectiveCost(
                 fixed_s=optimizer_s,

@@ -47,7 +47,7 @@ _WORDS: Final = {
     "efficiency": "what share of its peak the GPU reaches",
     "attention": "how fast attention is",
     "recompute": "what recomputing activations costs",
-    "launch_s": "what a layer costs beside its operations",
+    "launch_s": "the time to launch a layer's kernels",
     "link_share": "what share of the wire messages reach",
     "hidden_share": "how much of the sending is hidden",
     "message_s": "the latency of messages",
