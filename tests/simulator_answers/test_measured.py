@@ -72,6 +72,37 @@ def test_many_sizes_tell_attention_and_ranges_that_hold_the_truth(tmp_path: Path
     assert np.mean(held) >= 0.7
 
 
+SMALL_MODEL = """rows,longest,seconds
+2,256,0.0761
+4,512,0.0699
+4,1024,0.0739
+32,256,0.1073
+16,512,0.1082
+8,1024,0.1097
+5,2048,0.1359
+64,256,0.1959
+8,2048,0.2073
+"""
+"""Medians that `python -m tests.bench --only gpu` measured of Qwen2.5-0.5B on an H200."""
+
+
+def test_steps_that_launching_makes_equally_long_give_a_floor(tmp_path: Path) -> None:
+    path, out = tmp_path / "steps.csv", tmp_path / "costs.json"
+    path.write_text(SMALL_MODEL)
+    (fit,) = calibrate_table(path).fits
+    assert fit.values["floor_s"] == pytest.approx(0.0739, rel=0.06)
+    assert fit.median_error < 0.03, "0.12 without a floor"
+    assert main(["calibrate", str(path), "--out", str(out)]) == 0
+    assert load_costs(out).gpu.floor_s == fit.values["floor_s"]
+    assert "gpu.floor_s" in [item.name for item in list_uncertain(load_costs(out))]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_on_a_line_have_no_floor(tmp_path: Path, seed: int) -> None:
+    (fit,) = calibrate_table(write(tmp_path / "many.csv", GRID, noise=0.03, seed=seed)).fits
+    assert "floor_s" not in fit.values
+
+
 def test_attention_that_nothing_shows_is_left_out(tmp_path: Path) -> None:
     (fit,) = calibrate_table(write(tmp_path / "line.csv", GRID, noise=0.03, pair_s=0.0)).fits
     assert "per_token2_s" not in fit.values

@@ -1,7 +1,8 @@
 """The cost of a step from a table of measurements: a CSV file of a few steps timed by hand.
 
 Columns: ``seconds``, and the padded ``tokens`` of a batch, or its ``rows`` and ``longest``. Two sizes are enough for the fixed
-cost of a step and the cost per token. Rows of three or more lengths also give the cost of attention.
+cost of a step and the cost per token. Rows of three or more lengths also give the cost of attention, and four sizes the least
+time of a step, if there is one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from odb_ref.core.errors import UsageError, check_integer
 from odb_sim.inputs.costs import LARGEST_S, NO_COLLECTIVE, Costs, FittedTo, GpuCost
 from odb_sim.recorded.calibrate import Calibration, list_ranges
-from odb_sim.recorded.fitting import Matrix, Range, TimedSpans, compute_ranges, compute_run_error, fit_values, judge
+from odb_sim.recorded.fitting import Matrix, Range, TimedSpans, compute_ranges, compute_run_error, fit_with_floor, judge
 
 TOKENS: Final = "tokens"
 _LARGEST: Final = 2**53
@@ -49,17 +50,17 @@ def calibrate_table(path: str | Path, ranks: int = 1) -> Calibration:
         # Kept only if it predicts measurements better to which it was not fitted.
         is_better = np.abs(_leave_out(spans)).sum() < _GAIN * np.abs(_leave_out(linear)).sum()
         chosen = spans if is_better else linear
-    values = fit_values(chosen)
+    values = fit_with_floor(chosen)
     if not values["per_token_s"] and not values.get("per_token2_s"):
         raise UsageError(f"{path}: steps with more tokens do not take longer: are rows mixed up?")
-    is_judged = sizes > len(chosen.names)
+    is_judged = sizes > len(values)
     errors = _leave_out(chosen) if is_judged else np.zeros(len(chosen))
     run_error = compute_run_error(values, [chosen.select(slice(at, at + 1)) for at in range(len(chosen))])
     fit = replace(
         judge("step", values, chosen, chosen, errors),
         spans_held=len(chosen) if is_judged else 0,
         run_error=run_error if is_judged else max(ASSUMED_ERROR, run_error),  # a size may be measured twice
-        ranges=compute_ranges(chosen) if len(chosen) >= _FEWEST_DRAWN and is_judged else (),
+        ranges=compute_ranges(chosen, fit_with_floor) if len(chosen) >= _FEWEST_DRAWN and is_judged else (),
     )
     if not fit.ranges:
         fit = replace(fit, ranges=tuple(Range(name, value, value) for name, value in values.items()))
@@ -82,7 +83,7 @@ def _leave_out(spans: TimedSpans) -> Matrix:
     for group in range(int(groups.max()) + 1):
         inside = np.flatnonzero(groups.ravel() == group)
         others = np.flatnonzero(groups.ravel() != group)
-        errors[inside] = spans.select(inside).compute_errors(fit_values(spans.select(others)))
+        errors[inside] = spans.select(inside).compute_errors(fit_with_floor(spans.select(others)))
     return errors
 
 

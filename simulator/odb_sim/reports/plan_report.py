@@ -161,7 +161,7 @@ def write_plan_report(path: Path, plan: RunPlan, commands: Sequence[str], source
         gpu = wanted.costs.gpu
         page.add_text(
             f"Times are those of --cost-model: a micro-batch {gpu.fixed_s:.4g} s, a token {gpu.per_token_s:.4g} s, a token "
-            f"squared {gpu.per_token2_s:.4g} s. What stands here is for memory and price."
+            f"squared {gpu.per_token2_s:.4g} s, at least {gpu.floor_s:.4g} s. What stands here is for memory and price."
         )
     page.add_table(
         ["constant", "value", "from", "to", "source"],
