@@ -36,7 +36,7 @@ from accelerate.data_loader import DataLoaderDispatcher, SeedableRandomSampler, 
 from accelerate.scheduler import AcceleratedScheduler
 from accelerate.utils import DistributedType
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, Sampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 from odb_ref.torch import StepInfo, UsageError
 from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, isolate
@@ -65,7 +65,8 @@ def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> Ab
     if accelerator.gradient_accumulation_steps != 1:
         raise UsageError(
             f"Accelerator(gradient_accumulation_steps={accelerator.gradient_accumulation_steps}) divides each loss, so the "
-            "loss would be normalised twice: leave it at 1 and pass accumulation_steps to the ODBDataLoader"
+            "loss would be normalised twice: leave it at 1 and pass update_samples to the ODBDataLoader, or without it "
+            "Loss(accumulation_steps=)"
         )
     if info.weighting.is_divided_by_steps:
         raise UsageError(
@@ -147,6 +148,11 @@ def find_order(accelerator: Accelerator, dataloader: DataLoader[object]) -> Plai
 
     Raises: UsageError when that order cannot be determined beforehand.
     """
+    if isinstance(dataloader.dataset, IterableDataset):
+        raise UsageError(
+            "find_order: a stream has no order to take. Leave out sampler= and shard=, and let the stream yield on each rank "
+            "only that rank's samples, because the ODBDataLoader does not divide it as a prepared loader does"
+        )
     prepared = prepare_data_loader(
         dataloader,
         num_processes=accelerator.num_processes,
@@ -229,5 +235,5 @@ def _check_engine(accelerator: Accelerator) -> None:
     if steps not in (1, "auto"):
         raise UsageError(
             f"DeepSpeed's gradient_accumulation_steps={steps} divides each loss, so the loss would be normalised twice: leave "
-            "it at 1 and pass accumulation_steps to the ODBDataLoader"
+            "it at 1 and pass update_samples to the ODBDataLoader, or without it Loss(accumulation_steps=)"
         )

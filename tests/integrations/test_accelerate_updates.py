@@ -21,7 +21,7 @@ from odb_ref.integrations.accelerate import accumulate, find_order, find_prepare
 from odb_ref.torch import JobState, ODBDataLoader, UsageError
 from tests.helpers.options import nested
 from tests.integrations.common import Model, get_weights, run_ranks
-from tests.torch.data import Numbers, collate
+from tests.torch.data import Numbers, Stream, collate
 from tests.torch.ranks import get_values
 
 RANKS, SAMPLES, PER_RANK, ACCUMULATED, EPOCHS = 2, 40, 4, 2, 3
@@ -166,3 +166,8 @@ def test_an_order_that_cannot_be_told_is_refused(settings: dict[str, Any], said:
     """The order is the state of torch's generator, or batches are drawn in a special way."""
     with pytest.raises(UsageError, match=said):
         find_order(Accelerator(cpu=True), DataLoader(Numbers(0, SAMPLES), **settings))
+
+
+def test_a_stream_has_no_order() -> None:
+    with pytest.raises(UsageError, match=r"Leave out sampler= and shard=, and let the stream yield on each rank"):
+        find_order(Accelerator(cpu=True), DataLoader(Stream(0, SAMPLES)))
