@@ -32,11 +32,11 @@ from weakref import WeakSet
 
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.data_loader import SeedableRandomSampler, prepare_data_loader
+from accelerate.data_loader import DataLoaderDispatcher, SeedableRandomSampler, prepare_data_loader
 from accelerate.scheduler import AcceleratedScheduler
 from accelerate.utils import DistributedType
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, Sampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 from odb_ref.torch import StepInfo, UsageError
 from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, isolate
@@ -65,7 +65,8 @@ def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> Ab
     if accelerator.gradient_accumulation_steps != 1:
         raise UsageError(
             f"Accelerator(gradient_accumulation_steps={accelerator.gradient_accumulation_steps}) divides each loss, so the "
-            "loss would be normalised twice: leave it at 1 and pass accumulation_steps to the ODBDataLoader"
+            "loss would be normalised twice: leave it at 1 and pass update_samples to the ODBDataLoader, or without it "
+            "Loss(accumulation_steps=)"
         )
     if info.weighting.is_divided_by_steps:
         raise UsageError(
@@ -97,12 +98,12 @@ def accumulating(accelerator: Accelerator, model: nn.Module, *, is_update_end: b
 class PlainOrder(Sampler[object]):
     """The order in which a prepared loader's ranks together would have read the data set: the same on every rank.
 
-    If that loader gives each rank the same number of batches, the order is extended from its beginning until this is possible.
+    The order is extended from its beginning to a multiple of ``whole`` samples, as by that loader to give ranks equally much.
     If the sampler draws from the process's generators, these are seeded from seed and epoch, so that a run can resume inside an
     epoch. The order then differs from the prepared loader's, with a warning.
     """
 
-    def __init__(self, sampler: Sampler[object], batch: int, *, is_even: bool, drops_last: bool, seed: int = 0) -> None:
+    def __init__(self, sampler: Sampler[object], batch: int, *, whole: int, drops_last: bool, seed: int = 0) -> None:
         if not isinstance(sampler, Sized):
             name = type(sampler).__name__
             raise UsageError(f"{name} has no length, so the samples of an update cannot be determined")
@@ -112,7 +113,7 @@ class PlainOrder(Sampler[object]):
         """The samples in one batch of each rank, all together."""
         # With these names `load_state_dict` can extend the order as the saved job did, with another number of ranks.
         self.least = len(sampler) // batch * batch if drops_last else len(sampler)
-        self.samples = -(-self.least // batch) * batch if is_even else self.least
+        self.samples = -(-self.least // whole) * whole
         self.batches = -(-self.samples // batch)
         """The number of batches of each rank in an epoch."""
 
@@ -147,6 +148,11 @@ def find_order(accelerator: Accelerator, dataloader: DataLoader[object]) -> Plai
 
     Raises: UsageError when that order cannot be determined beforehand.
     """
+    if isinstance(dataloader.dataset, IterableDataset):
+        raise UsageError(
+            "find_order: a stream has no order to take. Leave out sampler= and shard=, and let the stream yield on each rank "
+            "only that rank's samples, because the ODBDataLoader does not divide it as a prepared loader does"
+        )
     prepared = prepare_data_loader(
         dataloader,
         num_processes=accelerator.num_processes,
@@ -155,7 +161,8 @@ def find_order(accelerator: Accelerator, dataloader: DataLoader[object]) -> Plai
         even_batches=accelerator.even_batches,
         use_seedable_sampler=accelerator.use_seedable_sampler,
         data_seed=accelerator.dataloader_config.data_seed,
-        dispatch_batches=False,
+        dispatch_batches=bool(accelerator.dispatch_batches),
+        put_on_device=True,  # required for it
     )
     return find_prepared_order(prepared, accelerator.num_processes, accelerator.dataloader_config.data_seed or 0)
 
@@ -181,10 +188,11 @@ def find_prepared_order(prepared: object, world_size: int, seed: int = 0) -> Pla
             "an update cannot be determined: pass DataLoaderConfiguration(use_seedable_sampler=True) (to a Trainer, as "
             "accelerator_config), or leave update_samples at None"
         )
-    is_even = bool(getattr(outer, "even_batches", True))
-    ranks = 1 if getattr(outer, "split_batches", False) else world_size
-    drops_last = bool(getattr(inner, "drop_last", False))
-    return PlainOrder(sampler, batch * ranks, is_even=is_even and world_size > 1, drops_last=drops_last, seed=seed)
+    is_dealt = isinstance(prepared, DataLoaderDispatcher)
+    batch *= 1 if getattr(prepared if is_dealt else outer, "split_batches", False) else world_size
+    # A loader that deals out the batches of rank 0 extends the last one only until it can be divided.
+    whole = world_size if is_dealt else batch if world_size > 1 and getattr(outer, "even_batches", True) else 1
+    return PlainOrder(sampler, batch, whole=whole, drops_last=bool(getattr(inner, "drop_last", False)), seed=seed)
 
 
 def check_strategy(accelerator: Accelerator) -> None:
@@ -227,5 +235,5 @@ def _check_engine(accelerator: Accelerator) -> None:
     if steps not in (1, "auto"):
         raise UsageError(
             f"DeepSpeed's gradient_accumulation_steps={steps} divides each loss, so the loss would be normalised twice: leave "
-            "it at 1 and pass accumulation_steps to the ODBDataLoader"
+            "it at 1 and pass update_samples to the ODBDataLoader, or without it Loss(accumulation_steps=)"
         )

@@ -37,8 +37,9 @@ from odb_ref.torch.settings import LoaderArguments, check_spelling, spread
 _KEPT: Final = 8
 """How many steps to remember; more than Lightning reads ahead."""
 _UNASKED: Final = (
-    "batches are evaluated, but get_step_info(self, batch_idx) is called for none of them. So batches that an idle rank "
-    "replays count again, and means are over batches, not samples (to train, use LightningLoader)"
+    "batches are evaluated, but get_step_info(self, batch_idx) is called for none of them (with several loaders, pass it "
+    "dataloader_idx too). So batches that an idle rank replays count again, and means are over batches, not samples (to train, "
+    "use LightningLoader)"
 )
 
 
@@ -117,5 +118,8 @@ def get_step_info(module: LightningModule, batch_idx: int, dataloader_idx: int =
         loaders = list(loaders.values())
     loader = loaders[dataloader_idx] if isinstance(loaders, Sequence) else loaders
     if not isinstance(loader, EvaluationLoader):
-        raise UsageError(f"get_step_info: the loader evaluated is a {type(loader).__name__}, not an EvaluationLoader")
+        raise UsageError(
+            f"get_step_info: the loader evaluated is a {type(loader).__name__}, not an EvaluationLoader (in training_step call "
+            "scale_loss(self, loss))"
+        )
     return loader.get_info(batch_idx)

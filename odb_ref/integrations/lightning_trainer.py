@@ -99,9 +99,15 @@ class LoaderCallback(Callback):  # type: ignore[misc]
         Raises: UsageError when a setting of the module does not work with this loader.
         """
         if trainer.train_dataloader is not self.loader:
-            raise UsageError("this callback's LightningLoader is not the train loader")
+            raise UsageError(
+                "this callback's LightningLoader is not the train loader, which is a "
+                f"{type(trainer.train_dataloader).__name__}: pass the loader itself to fit(), not in a list or a dict"
+            )
         if not module.automatic_optimization:
-            raise UsageError("a LightningLoader needs a module with automatic optimization")
+            raise UsageError(
+                "a LightningLoader needs a module with automatic optimization. To step optimizers yourself, use an "
+                "ODBDataLoader in a loop of your own, or with Accelerate"
+            )
         if self.loader.has_micro_batches:
             check_frequency(trainer)
         if self.loader.intervals.evaluates:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,11 @@ import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader
 
-from odb_ref.integrations.accelerate import accumulate, find_order
+from odb_ref.integrations.accelerate import accumulate, find_order, find_prepared_order
 from odb_ref.torch import JobState, ODBDataLoader, UsageError
 from tests.helpers.options import nested
 from tests.integrations.common import Model, get_weights, run_ranks
-from tests.torch.data import Numbers, collate
+from tests.torch.data import Numbers, Stream, collate
 from tests.torch.ranks import get_values
 
 RANKS, SAMPLES, PER_RANK, ACCUMULATED, EPOCHS = 2, 40, 4, 2, 3
@@ -122,6 +124,37 @@ def test_weights_and_rates_are_those_of_plain_accelerate(tmp_path: Path, is_spli
                 assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
 
 
+def read_both(rank: int, count: int, **settings: Any) -> tuple[list[list[int]], list[object]]:
+    """Returns the batches of a rank in an epoch of a prepared loader, and the order found for all ranks."""
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**settings))
+    plain = DataLoader(range(count), batch_size=PER_RANK)  # type: ignore[arg-type]
+    order, prepared = list(find_order(accelerator, plain)), accelerator.prepare(plain)
+    assert list(find_prepared_order(prepared, RANKS)) == order  # as in a Trainer
+    return [batch.tolist() for batch in prepared], order
+
+
+@pytest.mark.parametrize("count", [40, 33, 3])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"split_batches": True},
+        {"even_batches": False},
+        {"dispatch_batches": True},
+        {"dispatch_batches": True, "split_batches": True},
+    ],
+)
+def test_the_order_is_what_the_prepared_ranks_read(settings: dict[str, Any], count: int) -> None:
+    """Also in the last update, which each kind of loader fills up in its own way, or not at all."""
+    values = get_values(run_ranks(RANKS, functools.partial(read_both, **settings), count))
+    updates = itertools.zip_longest(*(batches for batches, _ in values), fillvalue=[])
+    read = [sorted(itertools.chain.from_iterable(update)) for update in updates]
+    for _, order in values:
+        rest = iter(order)
+        assert [sorted(itertools.islice(rest, len(update))) for update in read] == read
+        assert not list(rest)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -133,3 +166,8 @@ def test_an_order_that_cannot_be_told_is_refused(settings: dict[str, Any], said:
     """The order is the state of torch's generator, or batches are drawn in a special way."""
     with pytest.raises(UsageError, match=said):
         find_order(Accelerator(cpu=True), DataLoader(Numbers(0, SAMPLES), **settings))
+
+
+def test_a_stream_has_no_order() -> None:
+    with pytest.raises(UsageError, match=r"Leave out sampler= and shard=, and let the stream yield on each rank"):
+        find_order(Accelerator(cpu=True), DataLoader(Stream(0, SAMPLES)))

@@ -103,7 +103,7 @@ REFUSED = {
     "plain: other steps in the configuration": "gradient_accumulation_steps=4, but the loader has accumulation_steps=2",
     "plain: batch sizes that imply other steps": "gradient_accumulation_steps=4, but the loader has accumulation_steps=2",
     "plain: the loader as training_data": "must be a torch Dataset",
-    "accelerate: steps in the configuration": "leave it at 1 and pass accumulation_steps to the ODBDataLoader",
+    "accelerate: steps in the configuration": "leave it at 1 and pass update_samples to the ODBDataLoader",
     "accelerate: told to expect a division": "Loss(is_divided_by_trainer=True) is wrong with Accelerate",
     "accelerate: an automatic batch size": "set an integer value in `train_micro_batch_size_per_gpu`",
     "trainer: other steps in the configuration": "ds gradient_accumulation_steps=4 vs hf gradient_accumulation_steps=2",

@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, RichProgres
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 
 from odb_ref.integrations.lightning import IntervalCheckpoint, LightningLoader, scale_loss
+from odb_ref.integrations.lightning_evaluation import get_step_info
 from odb_ref.integrations.progress import Intervals
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from tests.helpers.options import nested
@@ -251,6 +252,15 @@ class Twice(Module):
         return scale_loss(self, super().training_step(batch, batch_idx))
 
 
+class Manual(Module):
+    automatic_optimization = False
+
+
+class Asking(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return get_step_info(self, batch_idx)
+
+
 def make_mistakes(rank: int, folder: Path) -> list[str]:
     be_quiet()
     plain = ODBDataLoader(make_shard(0), token_budget=BUDGET_TOKENS, collate_fn=collate)
@@ -262,6 +272,8 @@ def make_mistakes(rank: int, folder: Path) -> list[str]:
         (Forgetful(), make_loader(0, 1), True),
         (Forgetful(), make_loader(0, 1), False),
         (Twice(), make_loader(0, 1), True),
+        (Manual(), make_loader(0, 1), True),
+        (Asking(), make_loader(0, 1), True),
     ):
         try:
             with loader:
@@ -270,20 +282,25 @@ def make_mistakes(rank: int, folder: Path) -> list[str]:
             messages.append("nothing")
         except UsageError as error:
             messages.append(str(error))
-    return messages
+    with make_loader(0, 1) as loader, pytest.raises(UsageError) as caught:
+        make_trainer(folder, 1, max_epochs=1, callbacks=[loader.callback]).fit(Module(), {"texts": loader})
+    return [*messages, str(caught.value)]
 
 
 def test_what_would_normalise_twice_or_wrongly_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Lightning always divides"):
         make_loader(0, 1, trainer_divides_loss=True)
     (value,) = get_values(run_ranks(1, make_mistakes, tmp_path))
-    mismatch, unfollowed, plain, forgotten, unknown, twice = value
+    mismatch, unfollowed, plain, forgotten, unknown, twice, manual, asking, together = value
     assert "accumulate_grad_batches=1" in mismatch and "accumulation_steps=2" in mismatch
     assert "callbacks=[loader.callback]" in unfollowed
     assert "not a LightningLoader" in plain
     assert "must return scale_loss(self, loss)" in forgotten
     assert "read only by Trainer(callbacks=[loader.callback])" in unknown
     assert "its loss was scaled before" in twice
+    assert "use an ODBDataLoader in a loop of your own" in manual
+    assert "in training_step call scale_loss" in asking
+    assert "which is a dict: pass the loader itself to fit()" in together
 
 
 def test_an_epoch_begun_again_before_training_is_the_same() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     OnExceptionCheckpoint,
 )
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 
 from odb_ref.integrations.lightning import LightningLoader, scale_loss
@@ -113,6 +115,39 @@ def test_weights_rates_and_counts_are_those_of_plain_lightning(tmp_path: Path) -
             assert count == total and len(found) == len(expected)
             for one, other in zip(found, expected, strict=True):
                 assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
+
+
+class Logging(Module):
+    """Logs the mean loss of each update as ``docs/howto/frameworks/lightning.md`` does."""
+
+    def on_train_start(self) -> None:
+        self.total, self.steps = 0.0, self.global_step
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.total += outputs["loss"]
+        if self.global_step > self.steps:
+            self.log("train_loss", self.total, sync_dist=True, batch_size=1)
+            self.on_train_start()
+
+
+def log_updates(rank: int, folder: Path) -> tuple[list[float], list[list[float]]]:
+    be_quiet()
+    module, logger = Logging(False), CSVLogger(folder)
+    with make_loader() as loader:
+        settings = {"max_epochs": 1, "logger": logger, "log_every_n_steps": 1}
+        make_trainer(folder, RANKS, callbacks=[loader.callback], **settings).fit(module, loader)
+    rows = [] if rank else [*csv.DictReader((Path(logger.log_dir) / "metrics.csv").open())]
+    return [float(row["train_loss"]) for row in rows if row["train_loss"]], module.updates
+
+
+def test_the_parts_of_its_micro_batches_add_up_to_the_loss_of_an_update(tmp_path: Path) -> None:
+    (losses, updates), _ = get_values(run_ranks(RANKS, log_updates, tmp_path))
+    assert len(losses) == len(updates) == SAMPLES // UPDATE
+    model = Module(True)
+    for number, loss in enumerate(losses):
+        batch = collate([Numbers(0, SAMPLES)[number * UPDATE + at] for at in range(UPDATE)])
+        assert loss == pytest.approx(model.training_step(batch, 0).item(), rel=1e-6)
+        torch.nn.utils.vector_to_parameters(torch.tensor(updates[number][1:]).double(), model.model.parameters())
 
 
 class Failing(Module):
