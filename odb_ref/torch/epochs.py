@@ -340,10 +340,7 @@ class Epochs(Generic[Batch]):
     def _make_exchange(self) -> Exchange:
         roster = self._ranks.make_roster()
         identity = self._origin.begin(
-            roster.group_name,
-            self.token_budget,
-            is_common=self._order.is_auto,
-            is_alone=len(roster.processes) == 1,
+            roster.group_name, self.token_budget, is_common=self._order.is_auto, is_alone=len(roster.processes) == 1
         )
         transport = make_transport(roster, identity, self._transport, self._timeout_s)
         return Exchange(transport, identity, self._timeout_s)

@@ -188,12 +188,7 @@ class LoaderArguments(SharedArguments, total=False):
 
 Group: TypeAlias = Batching | Loss | Faults | Protocol
 
-GROUPS: Final[Mapping[str, type[Group]]] = {
-    "batching": Batching,
-    "loss": Loss,
-    "faults": Faults,
-    "protocol": Protocol,
-}
+GROUPS: Final[Mapping[str, type[Group]]] = {"batching": Batching, "loss": Loss, "faults": Faults, "protocol": Protocol}
 GROUP_OF: Final[Mapping[str, str]] = {field.name: name for name, kind in GROUPS.items() for field in fields(kind)}
 """Maps each setting to the argument that holds it."""
 

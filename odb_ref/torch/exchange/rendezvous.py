@@ -142,13 +142,7 @@ class _Meeting:
     """The steps by which one process, identified by its index in the roster, joins the exchange."""
 
     def __init__(
-        self,
-        store: Store,
-        begun: Store,
-        roster: Roster,
-        identity: LoaderIdentity,
-        *,
-        timeout_s: float,
+        self, store: Store, begun: Store, roster: Roster, identity: LoaderIdentity, *, timeout_s: float
     ) -> None:
         self._store = store
         self._begun = begun
