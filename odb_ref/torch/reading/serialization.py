@@ -89,7 +89,6 @@ class Descriptor(Protocol):
 
     def detach(self) -> int:
         """Returns the descriptor, which then belongs to this process."""
-        ...
 
 
 Content = Descriptor | bytes

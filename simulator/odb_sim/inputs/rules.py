@@ -27,7 +27,6 @@ class PerRank(Protocol):
 
     def for_rank(self, rank: int) -> TargetRule:
         """Returns the instance of ``rank``."""
-        ...
 
 
 def get_instance(rule: TargetRule, rank: int) -> TargetRule:

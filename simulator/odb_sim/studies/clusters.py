@@ -122,11 +122,9 @@ class Client(Protocol):
 
     def get_executor(self) -> Executor:
         """Returns the client's executor."""
-        ...
 
     def nthreads(self) -> Mapping[str, int]:
         """Returns the threads of each worker."""
-        ...
 
 
 @contextmanager
