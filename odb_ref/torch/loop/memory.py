@@ -11,7 +11,6 @@ from typing import Final, Protocol, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Run = Callable[[], object]
 Result = TypeVar("Result")
 
 
@@ -66,7 +65,7 @@ def reserve_memory(size: int, device: torch.device) -> None:
     torch.empty(size, dtype=torch.uint8, device=device)
 
 
-def measure_peak(run: Run) -> int:
+def measure_peak(run: Callable[[], object]) -> int:
     """Returns the most bytes held at once while ``run`` runs, including tensors it uses but did not create.
 
     On an accelerator its allocator counts. Elsewhere, and for fake tensors, the storages of tensors are added up.

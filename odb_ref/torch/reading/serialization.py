@@ -12,7 +12,7 @@ import errno
 import io
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from multiprocessing.reduction import DupFd
@@ -92,7 +92,6 @@ class Descriptor(Protocol):
 
 
 Content = Descriptor | bytes
-Open = Callable[[bytes, tuple[int, ...], Content], "Packed"]
 
 
 class _File:
@@ -122,7 +121,7 @@ class Packed:
     def __deepcopy__(self, memo: dict[int, object]) -> Packed:
         return Packed(self.data, tuple(memoryview(bytearray(part)) for part in self.large))
 
-    def __reduce__(self) -> tuple[Open, tuple[bytes, tuple[int, ...], Content]]:
+    def __reduce__(self) -> tuple[object, ...]:
         content = _make_content(self.large) if self.file is None else _lend(self.file.descriptor)
         return _open, (self.data, tuple(map(len, self.large)), content)
 
