@@ -12,23 +12,11 @@ ranks replay, so it is not used (`ODBTrainer.get_batch_samples`). Without it mod
 supervised tokens. `StepInfo.scale` weights this mean in a training pass, and ``loss_is_scaled_for_ga`` tells the Trainer not to
 divide anything. The logged loss is then also the mean over the supervised tokens of all ranks.
 
-Differences from a plain Trainer in the free mode, ``update_samples=None``:
-
-- If the end of an epoch does not fill an update, the Trainer's loop takes no optimizer step for it, and would carry its
-  gradient into the next epoch. So such an epoch ends with up to ``gradient_accumulation_steps - 1`` idle replays.
-- The number of updates in an epoch is unknown before its end. Training is bounded by ``max_steps``, by ``num_train_epochs``,
-  which may end in the middle of an epoch, or by `ODBOptions.max_samples`. Without ``max_steps`` the learning rate follows the
-  share of the samples trained on, so a schedule ends together with training. The number of updates in the progress bar is
-  estimated from some samples' lengths, and corrected during the epoch.
-- ``train_coverage`` is logged with the loss: the share of the epoch's samples trained on so far.
-
-In any mode:
-
-- Batches are formed under the token budget, whatever ``per_device_train_batch_size`` is.
-- `ODBOptions.intervals` evaluates and saves by samples or tokens. ``budget_from_metrics`` chooses the token budget after an
-  evaluation. ``survives_out_of_memory`` halves a batch that does not fit, on its rank, with the same gradients on all ranks.
-- Evaluation is the Trainer's own, on its own loader, whose loss averages over batches with equal numbers of samples. With
-  `ODBOptions.evaluation` it reads another `ODBDataLoader`, and the loss is the mean over all supervised tokens.
+In the free mode, ``update_samples=None``, the number of updates in an epoch is unknown before its end. Training is bounded by
+``max_steps``, by ``num_train_epochs``, which may end in the middle of an epoch, or by `ODBOptions.max_samples`. If the end of
+an epoch does not fill an update, the Trainer's loop takes no optimizer step for it, and would carry its gradient into the next
+epoch. So such an epoch ends with up to ``gradient_accumulation_steps - 1`` idle replays. ``docs/howto/frameworks/trainer.md``
+lists what else differs from a plain Trainer.
 
 Each rank saves its position as ``odb_loader_<rank>.json`` in a checkpoint's folder. To resume with another number of ranks, all
 of these files must be on every rank. `enable` turns an existing Trainer into an `ODBTrainer`. DataParallel, sequence, context
