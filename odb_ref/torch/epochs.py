@@ -171,11 +171,11 @@ class Epochs(Generic[Batch]):
         session.end_epoch(self._timeout_s, REPLACED)
         self._origin.check()
         exchange = session.get_exchange(self._make_exchange)
-        base = self._make_config(exchange.rank, exchange.world_size)
-        base = replace(base, peer=exchange.roster.peer, peers=exchange.roster.peers)
+        roster = exchange.roster
+        base = replace(self._make_config(roster.rank, roster.world_size), peer=roster.peer, peers=roster.peers)
         service = session.get_service(self._make_service)
         try:
-            start = self._begin(exchange.roster, exchange.identity, f"{exchange.run:x}")
+            start = self._begin(roster, exchange.identity, f"{exchange.run:x}")
             config = start.make_config(base)
             if start.trace is not None:
                 claim_trace(start.trace, self)
@@ -205,7 +205,7 @@ class Epochs(Generic[Batch]):
             self._origin.check()
             rank, world_size = self._ranks.find_rank_and_size()
         else:  # the loader may outlive the process group
-            rank, world_size = exchange.rank, exchange.world_size
+            rank, world_size = exchange.roster.rank, exchange.roster.world_size
         progress = None
         if delivery is not None and not delivery.is_exhausted:
             delivery.check_whole()
@@ -294,7 +294,7 @@ class Epochs(Generic[Batch]):
         delivery, exchange = self._delivery, self._session.exchange
         if delivery is None or exchange is None:
             return {}
-        return delivery.metrics.describe(self._resources, exchange.world_size) | {
+        return delivery.metrics.describe(self._resources, exchange.roster.world_size) | {
             "odb/quarantined_samples": delivery.driver.quarantine.count,
             "odb/exchange_s": exchange.exchange_s,
             "odb/exchanges": exchange.exchanges,

@@ -153,7 +153,6 @@ class _Meeting:
         self._timeout_s = timeout_s
         self._began = time.monotonic()
         self._next_log = self._began + timeout_s / 2
-        self._deadline = self._began + timeout_s
         tree = compute_tree(roster)
         self._parent = tree.parent
         me = read_status(os.getpid())
@@ -194,7 +193,9 @@ class _Meeting:
         except BaseException as error:
             if isinstance(error, _GaveUpError | TimeoutError):
                 self.give_up()  # first, so that nobody mistakes the closed connection for a dead process
-            self._withdraw()
+            with contextlib.suppress(RuntimeError):
+                self._store.set(str(self._index), "")
+                self._begun.set(self._job_rank, f"it has given up {self._own.loader}")
             for link in self._links.values():
                 link.connection.close()
             raise
@@ -257,7 +258,7 @@ class _Meeting:
         if self.find_end() is not None:
             raise _GaveUpError
         now = time.monotonic()
-        if now >= self._deadline:
+        if now >= self._began + self._timeout_s:
             raise TimeoutError
         if now >= self._next_log:
             self._next_log = now + self._timeout_s / 2
@@ -331,11 +332,6 @@ class _Meeting:
         with contextlib.suppress(RuntimeError):
             self._store.delete_key(str(self._index))
             self._begun.delete_key(self._job_rank)
-
-    def _withdraw(self) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._store.set(str(self._index), "")
-            self._begun.set(self._job_rank, f"it has given up {self._own.loader}")
 
     def close(self) -> None:
         """Stops accepting connections."""
