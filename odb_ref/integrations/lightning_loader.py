@@ -180,10 +180,7 @@ class FollowedLoader:
         return self.accumulation_steps
 
     def end_step(self) -> None:
-        """Notes that Lightning has trained on the batch.
-
-        Raises: UsageError when its loss was not scaled.
-        """
+        """Notes that Lightning has trained on the batch. Raises: UsageError when its loss was not scaled."""
         if not self._is_scaled or self._info is None:
             raise UsageError(
                 "a batch was trained on without its weight: training_step must return scale_loss(self, loss)"

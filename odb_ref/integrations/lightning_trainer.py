@@ -173,10 +173,7 @@ class _CountingTrainer(Trainer):  # type: ignore[misc]
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """The optimizer steps of training; in the free mode an estimate.
-
-        Raises: UsageError when they are unknown.
-        """
+        """The optimizer steps of training; in the free mode an estimate. Raises: UsageError when they are unknown."""
         found: int | float = super().estimated_stepping_batches
         own = next((item.loader for item in self.callbacks if isinstance(item, LoaderCallback)), None)
         if own is None or own is not self.train_dataloader or self.max_epochs in (None, -1):

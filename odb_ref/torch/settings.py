@@ -201,10 +201,7 @@ FORMED: Final = "batches are formed under token_budget=, and update_samples= set
 
 
 def check_groups(**given: object) -> None:
-    """Checks that each group is an instance of its class.
-
-    Raises: UsageError.
-    """
+    """Checks that each group is an instance of its class. Raises: UsageError."""
     for name, group in given.items():
         if not isinstance(group, GROUPS[name]):
             raise UsageError(f"{name} must be {GROUPS[name].__name__}(...), got {group!r}")

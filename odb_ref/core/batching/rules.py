@@ -80,10 +80,7 @@ RULES: Final[dict[str, TargetRule]] = {rule.name: rule for rule in (OdbRule(), P
 
 
 def get_rule(name: str) -> TargetRule:
-    """Returns the shipped rule called ``name``.
-
-    Raises: UsageError when no rule has that name.
-    """
+    """Returns the shipped rule called ``name``. Raises: UsageError when no rule has that name."""
     try:
         return RULES[name]
     except KeyError:

@@ -174,10 +174,7 @@ class _Meeting:
         """Why other ranks that waited for this one have given up, perhaps in an earlier generation."""
 
     def connect(self) -> Links:
-        """Connects to the parent and the children, and returns the links.
-
-        Raises: TimeoutError, _GaveUpError.
-        """
+        """Connects to the parent and the children, and returns the links. Raises: TimeoutError, _GaveUpError."""
         if (said := self._read_end()) is not None:
             end, _ = said
             self.missed = end if end.rank == self._roster.rank else None

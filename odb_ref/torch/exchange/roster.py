@@ -100,10 +100,7 @@ class Ranks:
         return rank, size
 
     def make_roster(self) -> Roster:
-        """Returns the processes that take part.
-
-        Raises: UsageError when this process does not belong to them.
-        """
+        """Returns the processes that take part. Raises: UsageError when this process does not belong to them."""
         if not dist.is_available() or not dist.is_initialized():
             if (size := os.environ.get("WORLD_SIZE", "1")) not in ("", "0", "1"):
                 warnings.warn(

@@ -281,10 +281,7 @@ class UpdateGuard(Generic[Batch]):
     def _count_halves(
         self, batch: Batch, halves: tuple[Batch, Batch], samples: tuple[int, int], info: StepInfo
     ) -> tuple[int, int]:
-        """Returns the number of supervised tokens in each half.
-
-        Raises: UsageError when it cannot be determined.
-        """
+        """Returns the number of supervised tokens in each half. Raises: UsageError when it cannot be determined."""
         count = self._count or find_count(batch, info.local_supervised)
         if count is not None:
             return count(halves[0]), count(halves[1])

@@ -183,10 +183,7 @@ class Schedule:
         raise UsageError(text)
 
     def _choose_progress(self, rank: int, world_size: int) -> EpochProgress:
-        """Returns the position from which ``rank`` continues.
-
-        Raises: UsageError when the loaded states do not fit.
-        """
+        """Returns the position from which ``rank`` continues. Raises: UsageError when the loaded states do not fit."""
         order, loaded = self._order, self._get_loaded()
         if not loaded:
             return START

@@ -164,10 +164,7 @@ class EpochState:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> EpochState:
-        """Returns the state that `to_dict` wrote, after `check_seal` has checked it.
-
-        Raises: UsageError.
-        """
+        """Returns the state that `to_dict` wrote, after `check_seal` has checked it. Raises: UsageError."""
         own, progress = (
             {item.name: data[item.name] for item in fields(kind) if item.name in data} for kind in (cls, EpochProgress)
         )

@@ -201,10 +201,7 @@ def _explain(error: OSError, nbytes: int) -> OSError | TransferError:
 
 
 def pack(sample: object) -> Packed:
-    """Packs a sample, unless it is packed already.
-
-    Raises: errors from pickling.
-    """
+    """Packs a sample, unless it is packed already. Raises: errors from pickling."""
     if isinstance(sample, Packed):
         return sample
     file, large = io.BytesIO(), list[memoryview]()
