@@ -102,7 +102,7 @@ class LoaderCallback(Callback):  # type: ignore[misc]
             raise UsageError("this callback's LightningLoader is not the train loader")
         if not module.automatic_optimization:
             raise UsageError("a LightningLoader needs a module with automatic optimization")
-        if self.loader.has_micro_batches:
+        if self.loader.loader.update_samples is not None or self.loader.accumulation_steps > 1:
             check_frequency(trainer)
         if self.loader.intervals.evaluates:
             trainer.val_check_batch = math.inf

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Generic, NoReturn, Self, TypeVar
 
 import torch.distributed as dist
@@ -278,7 +277,7 @@ class Epochs(Generic[Batch]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def metrics(self) -> dict[str, float]:

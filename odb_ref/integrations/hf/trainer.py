@@ -343,11 +343,8 @@ class ODBTrainer(SteppingTrainer):
                 stacklevel=2,
             )
         elif folder and ignores:
-            warnings.warn(
-                "ignore_data_skip=True has no effect: the loader continues where it was saved",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            what = "ignore_data_skip=True has no effect: the loader continues where it was saved"
+            warnings.warn(what, RuntimeWarning, stacklevel=2)
         # The Trainer must not skip batches in addition.
         self.args.ignore_data_skip = True
         try:

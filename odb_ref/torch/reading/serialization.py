@@ -176,13 +176,9 @@ def _read_content(content: Content, nbytes: int) -> tuple[memoryview, _File | No
         whole = torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8)
     except RuntimeError as error:
         raise TransferError(f"{nbytes / 2**20:.1f} MiB of tensors cannot be mapped: {error}") from error
-    return whole.numpy().data, file if _may_stay_open(descriptor) else None
-
-
-def _may_stay_open(descriptor: int) -> bool:
-    """Returns True while few files are open, judging by the lowest free descriptor. Most descriptors are left to the user."""
+    # It stays open while few files are, judging by the lowest free descriptor. Most descriptors are left to the user.
     limit = os.sysconf("SC_OPEN_MAX")
-    return limit < 0 or descriptor < limit // OPEN_SHARE
+    return whole.numpy().data, file if limit < 0 or descriptor < limit // OPEN_SHARE else None
 
 
 def _explain(error: OSError, nbytes: int) -> OSError | TransferError:
