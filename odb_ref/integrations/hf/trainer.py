@@ -133,11 +133,9 @@ class ODBTrainer(SteppingTrainer):
             update_samples = batch * k
             carried = batch * (k - 1) if is_iterable else 0
             # A plain Trainer before transformers 5.10 counts first labels in its divisor too; reproduce its run.
-            is_told = "causal_shift" in self.odb.settings
+            is_shifted = bool(options.get("causal_shift")) and "causal_shift" not in self.odb.settings
             is_padded = (options | self.odb.settings).get("layout", "padded") == "padded"
-            self.counts_first = (
-                counts_first_labels(self) and is_padded and not is_told and bool(options.get("causal_shift"))
-            )
+            self.counts_first = counts_first_labels(self) and is_padded and is_shifted
             if self.counts_first:
                 options["causal_shift"] = False
         elif not is_iterable and not {"sampler", "shard", "shuffle"} & set(self.odb.loader):
@@ -357,11 +355,10 @@ class ODBTrainer(SteppingTrainer):
 
     def _reads_as_plain(self) -> bool:
         """Returns whether the number of updates made determines a plain Trainer's position and everything that is counted."""
-        is_ordered = not isinstance(self.train_dataset, IterableDataset) and not {"sampler", "shard"} & set(
-            self.odb.loader
-        )
+        if isinstance(self.train_dataset, IterableDataset) or {"sampler", "shard"} & set(self.odb.loader):
+            return False
         is_counted = self.odb.max_samples is None and self.odb.intervals == Intervals()
-        return self.odb.update_samples == PLAIN and is_ordered and is_counted
+        return self.odb.update_samples == PLAIN and is_counted
 
 
 def is_shuffled(prepared: DataLoader[object]) -> bool:
