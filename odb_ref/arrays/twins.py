@@ -216,10 +216,7 @@ def compute_block_offer(
 
 
 def compute_wanted(config: Config, round_: int, carried: Integers, is_ended: Booleans) -> Integers:
-    """Returns the samples that fill the windows. Twin of `odb_ref.core.rounds.compute_wanted_samples`.
-
-    Spec: R2.3.
-    """
+    """Returns the samples that fill the windows. Twin of `odb_ref.core.rounds.compute_wanted_samples`. Spec: R2.3."""
     return np.where(is_ended, 0, np.maximum(0, min(config.compute_window_samples(round_), HUGE) - carried))
 
 

@@ -103,10 +103,7 @@ def normalize_loss_scaling(loss_scaling: LossScalingMode, loss_scaling_approx: b
 
 
 def resolve_scaling(mode: LossScalingMode) -> str:
-    """Returns the name of the mode in `odb_ref`.
-
-    Raises: UsageError when there is no such mode.
-    """
+    """Returns the name of the mode in `odb_ref`. Raises: UsageError when there is no such mode."""
     return _SCALING[normalize_loss_scaling(mode)]
 
 

@@ -155,9 +155,8 @@ def make_options(plain: DataLoader[object], config: ODBConfig, own: Mapping[str,
     if is_prepared(plain) and not {"sampler", "shuffle", "shard"} & given.keys():
         sampler = plain.batch_sampler
         inner = getattr(getattr(sampler, "batch_sampler", sampler), "sampler", None)
-        given["shuffle"] = isinstance(inner, RandomSampler)
-        if isinstance(plain.dataset, IterableDataset) or inner is None:
-            del given["shuffle"]
+        if inner is not None and not isinstance(plain.dataset, IterableDataset):
+            given["shuffle"] = isinstance(inner, RandomSampler)
     return adopt_options(plain, given)
 
 

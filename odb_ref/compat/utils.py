@@ -9,7 +9,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from odb_ref.compat.constants import LOCAL_BATCH_SIZE_KEY, LOCAL_TOKENS_KEY, TOTAL_BATCH_SIZE_KEY, TOTAL_TOKENS_KEY
-from odb_ref.compat.step_info import ODBStepInfo, find_step
+from odb_ref.compat.step_info import find_step
 
 __all__ = ["compute_batch_size", "get_input_length", "get_n_patches", "is_valid_batch", "scale_loss"]
 
@@ -22,7 +22,7 @@ def scale_loss(loss: Tensor, batch_or_local_bs: object = 0, total_batch_size: in
     if isinstance(batch_or_local_bs, Mapping):
         step = find_step(batch_or_local_bs)
         if step is not None:
-            return ODBStepInfo(step.global_samples, step.loss_scale, step).scale(loss)
+            return step.scale(loss)
         own, whole = (LOCAL_TOKENS_KEY, TOTAL_TOKENS_KEY)
         if own not in batch_or_local_bs or whole not in batch_or_local_bs:
             own, whole = (LOCAL_BATCH_SIZE_KEY, TOTAL_BATCH_SIZE_KEY)

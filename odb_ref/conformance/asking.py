@@ -180,11 +180,7 @@ class Program:
     """A planner in its own process, started on the first question, and again after it has hung or ended."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        seed: str,
-        limit_s: float = LIMIT_S,
-        environment: Mapping[str, str] | None = None,
+        self, command: Sequence[str], seed: str, limit_s: float = LIMIT_S, environment: Mapping[str, str] | None = None
     ) -> None:
         self._command = [*command]
         self._environment = {**os.environ, **(environment or {}), "PYTHONHASHSEED": seed}

@@ -116,10 +116,7 @@ class Case:
 
     @property
     def problem(self) -> Problem:
-        """The problem of a plan.
-
-        Raises: UsageError when the case is of another kind.
-        """
+        """The problem of a plan. Raises: UsageError when the case is of another kind."""
         if self.kind not in PLANNED:
             raise UsageError(f"case {self.id} is not a problem of a plan")
         return decode(self.record, self.kind)

@@ -119,10 +119,7 @@ class Terms:
     )
 
     def apply(self, what: _HasTerms) -> _HasTerms:
-        """Returns a copy of ``what`` with these terms.
-
-        Raises: UsageError when the terms are not valid for ``what``.
-        """
+        """Returns a copy of ``what`` with these terms. Raises: UsageError when the terms are not valid for ``what``."""
         return replace(what, **{item.name: getattr(self, item.name) for item in fields(Terms)})
 
 

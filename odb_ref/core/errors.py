@@ -96,10 +96,7 @@ def check_integer(value: object, name: str, low: int, high: int = MOST) -> int:
 
 
 def choose(kind: type[Choice], value: str, name: str) -> Choice:
-    """Returns the member of ``kind`` that ``value`` names.
-
-    Raises: UsageError when there is no such member.
-    """
+    """Returns the member of ``kind`` that ``value`` names. Raises: UsageError when there is no such member."""
     try:
         return kind(value)
     except ValueError:

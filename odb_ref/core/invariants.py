@@ -220,10 +220,7 @@ others hold trivially then.
 
 
 def check_transition(config: Config, before: State, after: State) -> None:
-    """Checks every invariant.
-
-    Raises: InvariantError naming the first one that does not hold.
-    """
+    """Checks every invariant. Raises: InvariantError naming the first one that does not hold."""
     moved = _compute_moved(config, before, after)
     is_same = (
         after.phase is before.phase

@@ -39,16 +39,7 @@ from typing import Final, assert_never
 
 from odb_ref.core.batching.budgets import compute_offered
 from odb_ref.core.config import Config
-from odb_ref.core.effects import (
-    Collate,
-    Effect,
-    Finish,
-    Outcome,
-    OutcomeKind,
-    PostCounts,
-    PostReport,
-    make_deliver,
-)
+from odb_ref.core.effects import Collate, Effect, Finish, Outcome, OutcomeKind, PostCounts, PostReport, make_deliver
 from odb_ref.core.errors import PeerError, UsageError
 from odb_ref.core.events import (
     Agreed,

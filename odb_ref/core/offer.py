@@ -69,10 +69,7 @@ class Offer:
 
     @classmethod
     def from_wire(cls, values: Sequence[int]) -> Offer:
-        """Returns the offer of ``values``, `WIRE_SIZE` integers.
-
-        Raises: PeerError when the size is wrong.
-        """
+        """Returns the offer of ``values``, `WIRE_SIZE` integers. Raises: PeerError when the size is wrong."""
         if len(values) != WIRE_SIZE:
             raise PeerError(f"offer: expected {WIRE_SIZE} integers, got {len(values)}")
         return cls(**{name: sign * value for (name, sign), value in zip(_WIRE, values, strict=True)})

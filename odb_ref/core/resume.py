@@ -15,14 +15,7 @@ from odb_ref.core.config import Config
 from odb_ref.core.effects import Read
 from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import NONE
-from odb_ref.core.rounds import (
-    Transition,
-    compute_wanted_samples,
-    draw_samples,
-    make_read,
-    post_when_ready,
-    read_draw,
-)
+from odb_ref.core.rounds import Transition, compute_wanted_samples, draw_samples, make_read, post_when_ready, read_draw
 from odb_ref.core.state import State, replace
 from odb_ref.core.types import Sample
 

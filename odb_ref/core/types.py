@@ -1,7 +1,4 @@
-"""The nouns of the protocol: modes, samples, groups, counts and steps.
-
-Spec: R1 (types).
-"""
+"""The nouns of the protocol: modes, samples, groups, counts and steps. Spec: R1 (types)."""
 
 from __future__ import annotations
 

@@ -41,10 +41,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 from odb_ref.torch import StepInfo, UsageError
 from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, isolate
 
-_ASKED: Final = {
-    "ACCELERATE_USE_FSDP": DistributedType.FSDP,
-    "ACCELERATE_USE_DEEPSPEED": DistributedType.DEEPSPEED,
-}
+_ASKED: Final = {"ACCELERATE_USE_FSDP": DistributedType.FSDP, "ACCELERATE_USE_DEEPSPEED": DistributedType.DEEPSPEED}
 """The environment variables from which Accelerate itself learns what was requested, including plugins."""
 
 

@@ -80,10 +80,7 @@ class EvaluationLoader:
         self._is_read = True
 
     def get_info(self, batch_idx: int) -> StepInfo:
-        """Returns the `StepInfo` of a batch that is being evaluated.
-
-        Raises: UsageError when there is no such batch.
-        """
+        """Returns the `StepInfo` of a batch that is being evaluated. Raises: UsageError when there is no such batch."""
         self._is_asked = True
         for index, info in self._newest:
             if index == batch_idx:

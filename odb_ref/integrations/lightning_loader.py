@@ -147,11 +147,6 @@ class FollowedLoader:
         return self.accumulation_steps if self.loader.update_samples is None else 1
 
     @property
-    def has_micro_batches(self) -> bool:
-        """True if an update may hold several batches."""
-        return self.loader.update_samples is not None or self.accumulation_steps > 1
-
-    @property
     def is_inside_update(self) -> bool:
         """True if the last batch trained on has not ended its update."""
         return self._info is not None and not self._info.is_update_end
@@ -180,10 +175,7 @@ class FollowedLoader:
         return self.accumulation_steps
 
     def end_step(self) -> None:
-        """Notes that Lightning has trained on the batch.
-
-        Raises: UsageError when its loss was not scaled.
-        """
+        """Notes that Lightning has trained on the batch. Raises: UsageError when its loss was not scaled."""
         if not self._is_scaled or self._info is None:
             raise UsageError(
                 "a batch was trained on without its weight: training_step must return scale_loss(self, loss)"

@@ -108,7 +108,7 @@ class LoaderCallback(Callback):  # type: ignore[misc]
                 "a LightningLoader needs a module with automatic optimization. To step optimizers yourself, use an "
                 "ODBDataLoader in a loop of your own, or with Accelerate"
             )
-        if self.loader.has_micro_batches:
+        if self.loader.loader.update_samples is not None or self.loader.accumulation_steps > 1:
             check_frequency(trainer)
         if self.loader.intervals.evaluates:
             trainer.val_check_batch = math.inf
@@ -179,10 +179,7 @@ class _CountingTrainer(Trainer):  # type: ignore[misc]
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """The optimizer steps of training; in the free mode an estimate.
-
-        Raises: UsageError when they are unknown.
-        """
+        """The optimizer steps of training; in the free mode an estimate. Raises: UsageError when they are unknown."""
         found: int | float = super().estimated_stepping_batches
         own = next((item.loader for item in self.callbacks if isinstance(item, LoaderCallback)), None)
         if own is None or own is not self.train_dataloader or self.max_epochs in (None, -1):

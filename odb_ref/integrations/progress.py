@@ -99,10 +99,7 @@ class Progress:
         return {name: value for name, value in vars(self).items() if name not in _OF_UPDATE}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Resumes from a saved state, on the present ranks.
-
-        Raises: UsageError when it is not such a state.
-        """
+        """Resumes from a saved state, on the present ranks. Raises: UsageError when it is not such a state."""
         if state.keys() != self.state_dict().keys():
             raise UsageError(f"not a state of Progress: {sorted(state)}")
         vars(self).update(state)

@@ -31,22 +31,7 @@ def read_updates(loader: ODBDataLoader[Batch], accumulation_steps: int) -> Itera
         missing = -(info.step + 1) % accumulation_steps
         fillers = [copy.copy(batch) for _ in range(missing)]
         yield batch, replace(info, is_update_end=not missing)
+        idle = replace(info, loss_scale=0.0, is_idle=True, local_samples=0, local_tokens=0, local_supervised=0)
+        idle = replace(idle, global_samples=0, global_tokens=0, global_supervised=0)
         for number, filler in enumerate(fillers, 1):
-            yield filler, _make_idle(info, info.step + number, is_update_end=number == missing)
-
-
-def _make_idle(info: StepInfo, step: int, *, is_update_end: bool) -> StepInfo:
-    """Returns the `StepInfo` of an idle replay after the last step of an epoch."""
-    return replace(
-        info,
-        step=step,
-        loss_scale=0.0,
-        is_idle=True,
-        is_update_end=is_update_end,
-        local_samples=0,
-        local_tokens=0,
-        local_supervised=0,
-        global_samples=0,
-        global_tokens=0,
-        global_supervised=0,
-    )
+            yield filler, replace(idle, step=info.step + number, is_update_end=number == missing)

@@ -115,10 +115,7 @@ def _read(name: str, values: Iterable[SupportsIndex], number: int | None = None)
 
 
 def read_list(name: str, values: Iterable[Value]) -> tuple[Value, ...]:
-    """Returns the values of a list of any library's type.
-
-    Raises: UsageError when ``values`` is not a list.
-    """
+    """Returns the values of a list of any library's type. Raises: UsageError when ``values`` is not a list."""
     try:
         if not isinstance(values, str | bytes | bytearray):
             return tuple(values)

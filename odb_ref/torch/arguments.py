@@ -36,10 +36,7 @@ _MOST_READY: Final = 2**16
 
 
 def check_seconds(value: object, name: str, *, is_zero_allowed: bool) -> float:
-    """Returns the value.
-
-    Raises: UsageError when it is not a valid time.
-    """
+    """Returns the value. Raises: UsageError when it is not a valid time."""
     if isinstance(value, bool) or not isinstance(value, NUMBERS) or not math.isfinite(value):
         raise UsageError(f"{name} must be a number of seconds, got {value!r}")
     if value < 0 or (value == 0 and not is_zero_allowed):
@@ -48,18 +45,12 @@ def check_seconds(value: object, name: str, *, is_zero_allowed: bool) -> float:
 
 
 def check_optional(value: object, name: str, least: int, most: int = MOST) -> int | None:
-    """Returns the value.
-
-    Raises: UsageError when it is neither None nor an integer between these bounds.
-    """
+    """Returns the value. Raises: UsageError when it is neither None nor an integer between these bounds."""
     return None if value is None else check_integer(value, name, least, most)
 
 
 def check_flag(value: object, name: str) -> bool:
-    """Returns the value as a bool; accepts Python's and NumPy's.
-
-    Raises: UsageError when it is not a bool.
-    """
+    """Returns the value as a bool; accepts Python's and NumPy's. Raises: UsageError when it is not a bool."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise UsageError(f"{name} must be True or False, got {value!r}")
@@ -79,30 +70,21 @@ def check_max_bad(value: object) -> float:
 
 
 def check_name(value: object) -> str:
-    """Returns the value.
-
-    Raises: UsageError when it is not a non-empty string.
-    """
+    """Returns the value. Raises: UsageError when it is not a non-empty string."""
     if isinstance(value, str) and value:
         return value
     raise UsageError(f"name must be a string, got {value!r}")
 
 
 def check_functions(**functions: object) -> None:
-    """Checks that each value is callable or None.
-
-    Raises: UsageError.
-    """
+    """Checks that each value is callable or None. Raises: UsageError."""
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise UsageError(f"{name} must be a function, got {type(function).__name__}")
 
 
 def check_transport(name: str) -> str:
-    """Returns the name.
-
-    Raises: UsageError when there is no such transport.
-    """
+    """Returns the name. Raises: UsageError when there is no such transport."""
     if name not in TRANSPORTS:
         raise UsageError(f"unknown transport {name!r}; choose from {', '.join(sorted(TRANSPORTS))}")
     return name
@@ -188,10 +170,7 @@ def make_order(
     update_samples: int | None = None,
     drop_last: bool = False,
 ) -> Order:
-    """Returns the order from which an epoch takes its keys.
-
-    Raises: UsageError when the options exclude each other.
-    """
+    """Returns the order from which an epoch takes its keys. Raises: UsageError when the options exclude each other."""
     is_iterable = isinstance(dataset, IterableDataset)
     shuffle = check_flag(shuffle, "shuffle")
     if shard not in ("auto", "shared", "given"):

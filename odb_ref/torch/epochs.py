@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Generic, NoReturn, Self, TypeVar
 
 import torch.distributed as dist
@@ -171,11 +170,11 @@ class Epochs(Generic[Batch]):
         session.end_epoch(self._timeout_s, REPLACED)
         self._origin.check()
         exchange = session.get_exchange(self._make_exchange)
-        base = self._make_config(exchange.rank, exchange.world_size)
-        base = replace(base, peer=exchange.roster.peer, peers=exchange.roster.peers)
+        roster = exchange.roster
+        base = replace(self._make_config(roster.rank, roster.world_size), peer=roster.peer, peers=roster.peers)
         service = session.get_service(self._make_service)
         try:
-            start = self._begin(exchange.roster, exchange.identity, f"{exchange.run:x}")
+            start = self._begin(roster, exchange.identity, f"{exchange.run:x}")
             config = start.make_config(base)
             if start.trace is not None:
                 claim_trace(start.trace, self)
@@ -205,7 +204,7 @@ class Epochs(Generic[Batch]):
             self._origin.check()
             rank, world_size = self._ranks.find_rank_and_size()
         else:  # the loader may outlive the process group
-            rank, world_size = exchange.rank, exchange.world_size
+            rank, world_size = exchange.roster.rank, exchange.roster.world_size
         progress = None
         if delivery is not None and not delivery.is_exhausted:
             delivery.check_whole()
@@ -278,7 +277,7 @@ class Epochs(Generic[Batch]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def metrics(self) -> dict[str, float]:
@@ -294,7 +293,7 @@ class Epochs(Generic[Batch]):
         delivery, exchange = self._delivery, self._session.exchange
         if delivery is None or exchange is None:
             return {}
-        return delivery.metrics.describe(self._resources, exchange.world_size) | {
+        return delivery.metrics.describe(self._resources, exchange.roster.world_size) | {
             "odb/quarantined_samples": delivery.driver.quarantine.count,
             "odb/exchange_s": exchange.exchange_s,
             "odb/exchanges": exchange.exchanges,
@@ -340,10 +339,7 @@ class Epochs(Generic[Batch]):
     def _make_exchange(self) -> Exchange:
         roster = self._ranks.make_roster()
         identity = self._origin.begin(
-            roster.group_name,
-            self.token_budget,
-            is_common=self._order.is_auto,
-            is_alone=len(roster.processes) == 1,
+            roster.group_name, self.token_budget, is_common=self._order.is_auto, is_alone=len(roster.processes) == 1
         )
         transport = make_transport(roster, identity, self._transport, self._timeout_s)
         return Exchange(transport, identity, self._timeout_s)

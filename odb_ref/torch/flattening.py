@@ -94,10 +94,7 @@ class BoundedShapes:
         return part * self.token_budget // self.shapes
 
     def __call__(self, samples: Sequence[object]) -> dict[str, torch.Tensor]:
-        """Returns the batch: tensors of shape [1, length].
-
-        Raises: SampleError, like `FlattenSamples`.
-        """
+        """Returns the batch: tensors of shape [1, length]. Raises: SampleError, like `FlattenSamples`."""
         batch = FlattenSamples(self.is_shifted)(samples)
         rows = {name: row for name, row in batch.items() if isinstance(row, torch.Tensor) and row.ndim == 2}
         tokens = rows["input_ids"].shape[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sized
+from types import NoneType
 from typing import Final, Unpack
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
@@ -68,21 +69,17 @@ def adopt_options(dataloader: DataLoader[object], options: Mapping[str, object])
         if name not in options and value is not None and (has_workers or name not in _OF_WORKERS):
             found[name] = value
     if not {"sampler", "shuffle", "shard"} & options.keys():
-        _check_batch_sampler(dataloader.batch_sampler)
+        formed = type(dataloader.batch_sampler)
+        if formed not in (BatchSampler, NoneType):
+            raise UsageError(
+                f"apply: batches are formed under the token budget, so those of {formed.__name__} would be ignored: pass "
+                "shuffle=, shard= or sampler= to choose what is read"
+            )
         adopted = _adopt_order(dataloader)
         if {"seed", "generator"} & options.keys():
             adopted = {key: value for key, value in adopted.items() if key not in ("seed", "generator")}
         found |= adopted
     return found
-
-
-def _check_batch_sampler(batch_sampler: object) -> None:
-    """Raises: UsageError when the user's own class forms the batches, because the loader would not read them."""
-    if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
-        raise UsageError(
-            f"apply: batches are formed under the token budget, so those of {type(batch_sampler).__name__} would be ignored: "
-            "pass shuffle=, shard= or sampler= to choose what is read"
-        )
 
 
 def _adopt_order(dataloader: DataLoader[object]) -> dict[str, object]:
@@ -108,7 +105,8 @@ def lists_all(sampler: object, dataset: object) -> bool:
         case DistributedSampler():
             return _is_plain(sampler, DistributedSampler) and _holds_all(sampler.dataset, dataset)
         case RandomSampler():
-            return _holds_all(sampler.data_source, dataset) and _draws_each_once(sampler)
+            is_whole = _holds_all(sampler.data_source, dataset) and not sampler.replacement
+            return is_whole and sampler.num_samples == len(sampler.data_source)
         case SequentialSampler():
             return _is_plain(sampler, SequentialSampler) and _holds_all(sampler.data_source, dataset)
         case _:
@@ -123,7 +121,3 @@ def _is_plain(sampler: object, kind: type[object]) -> bool:
 def _holds_all(source: object, dataset: object) -> bool:
     """Returns True if a sampler's source is as long as the data set, and not just its beginning."""
     return isinstance(source, Sized) and isinstance(dataset, Sized) and len(source) == len(dataset)
-
-
-def _draws_each_once(sampler: RandomSampler) -> bool:
-    return not sampler.replacement and sampler.num_samples == len(sampler.data_source)

@@ -31,14 +31,7 @@ class EpochIterator(_Unique, Generic[Batch]):
     It keeps its loader alive. If the loader is closed or begins another epoch, the next batch raises a UsageError.
     """
 
-    def __init__(
-        self,
-        loader: object,
-        delivery: Delivery,
-        len_bound: int | None,
-        *,
-        told: set[str],
-    ) -> None:
+    def __init__(self, loader: object, delivery: Delivery, len_bound: int | None, *, told: set[str]) -> None:
         self._told = told
         """Warnings that the loader has already issued; each is issued once."""
         self._loader: object = loader

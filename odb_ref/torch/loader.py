@@ -282,18 +282,12 @@ class ODBDataLoader(Epochs[Batch]):
         self._start_session()
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuses assignments without effect: the arguments are read once.
-
-        Raises: UsageError.
-        """
+        """Refuses assignments without effect: the arguments are read once. Raises: UsageError."""
         self._check_change(name, "assigned")
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        """Refuses deletions without effect, like `__setattr__`.
-
-        Raises: UsageError.
-        """
+        """Refuses deletions without effect, like `__setattr__`. Raises: UsageError."""
         self._check_change(name, "deleted")
         super().__delattr__(name)
 

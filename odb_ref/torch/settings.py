@@ -22,13 +22,7 @@ from odb_ref.core.errors import UsageError
 P = ParamSpec("P")
 
 LayoutName: TypeAlias = Literal["padded", "packed"]
-OrderName: TypeAlias = Literal["shuffled", "sampler", "fullest"]
-SizesName: TypeAlias = Literal["any", "powers", "threes", "even"]
 ShardName: TypeAlias = Literal["auto", "shared", "given"]
-ScalingName: TypeAlias = Literal["exact", "samples", "none"]
-ReductionName: TypeAlias = Literal["mean", "sum"]
-IdleName: TypeAlias = Literal["replay", "none"]
-BadSampleName: TypeAlias = Literal["fail", "quarantine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +56,9 @@ class Batching:
     window_bytes: int | None = None
     depth: int = DEPTH_STEPS
     length_fn: Callable[[Never], int] | None = None
-    order: OrderName = "shuffled"
+    order: Literal["shuffled", "sampler", "fullest"] = "shuffled"
     cost: str | CostOfLength = "tokens"
-    sizes: SizesName = "any"
+    sizes: Literal["any", "powers", "threes", "even"] = "any"
     padding_share: int = PADDING_SHARE
     max_patches: int | None = None
     cost_fn: Callable[[Never], Sequence[int]] | None = None
@@ -89,8 +83,8 @@ class Loss:
             an integration finds that the model does not.
     """
 
-    scaling: ScalingName = "exact"
-    reduction: ReductionName = "mean"
+    scaling: Literal["exact", "samples", "none"] = "exact"
+    reduction: Literal["mean", "sum"] = "mean"
     accumulation_steps: int = 1
     is_divided_by_trainer: bool = False
     supervised_fn: Callable[[Never], int] | None = None
@@ -110,7 +104,7 @@ class Faults:
             logger ``odb_ref`` reports what a slow job is waiting for, and repeats it. Default: 60.
     """
 
-    on_bad_sample: BadSampleName = "fail"
+    on_bad_sample: Literal["fail", "quarantine"] = "fail"
     max_bad_samples: float = 0.01
     timeout_s: float = 60.0
 
@@ -145,7 +139,7 @@ class Protocol:
     ramp_rounds: int | None = None
     mode: Literal["join", "quota"] = "join"
     quota: int | None = None
-    on_idle: IdleName = "replay"
+    on_idle: Literal["replay", "none"] = "replay"
     idle_sample: object = None
     transport: Literal["reduce", "gather"] = "reduce"
     process_group: dist.ProcessGroup | None = None
@@ -188,12 +182,7 @@ class LoaderArguments(SharedArguments, total=False):
 
 Group: TypeAlias = Batching | Loss | Faults | Protocol
 
-GROUPS: Final[Mapping[str, type[Group]]] = {
-    "batching": Batching,
-    "loss": Loss,
-    "faults": Faults,
-    "protocol": Protocol,
-}
+GROUPS: Final[Mapping[str, type[Group]]] = {"batching": Batching, "loss": Loss, "faults": Faults, "protocol": Protocol}
 GROUP_OF: Final[Mapping[str, str]] = {field.name: name for name, kind in GROUPS.items() for field in fields(kind)}
 """Maps each setting to the argument that holds it."""
 
@@ -212,10 +201,7 @@ FORMED: Final = "batches are formed under token_budget=, and update_samples= set
 
 
 def check_groups(**given: object) -> None:
-    """Checks that each group is an instance of its class.
-
-    Raises: UsageError.
-    """
+    """Checks that each group is an instance of its class. Raises: UsageError."""
     for name, group in given.items():
         if not isinstance(group, GROUPS[name]):
             raise UsageError(f"{name} must be {GROUPS[name].__name__}(...), got {group!r}")

@@ -182,10 +182,7 @@ def _text(data: JsonObject, key: str) -> str:
 
 
 def decode_counts(value: Json) -> tuple[StepCounts, ...]:
-    """Returns the counts by step.
-
-    Raises: TraceError when the value is malformed.
-    """
+    """Returns the counts by step. Raises: TraceError when the value is malformed."""
     return tuple(map(_decode_step_counts, _rows(value)))
 
 
@@ -223,10 +220,7 @@ _DECODERS: Final[Mapping[object, Callable[[JsonObject, str], object]]] = {
 
 
 def decode_draw(value: Json) -> Draw:
-    """Returns a draw.
-
-    Raises: TraceError when the value is malformed.
-    """
+    """Returns a draw. Raises: TraceError when the value is malformed."""
     data = _object(value)
     return Draw(_integer(data, "first"), _integer(data, "count"), _integer(data, "end"))
 
@@ -267,19 +261,13 @@ def decode_sample(row: Sequence[int]) -> Sample:
 
 
 def decode_offer(value: Json) -> Offer:
-    """Returns an offer or an agreement.
-
-    Raises: TraceError when the value is malformed.
-    """
+    """Returns an offer or an agreement. Raises: TraceError when the value is malformed."""
     data = _object(value)
     return decode_fields(Offer, data)
 
 
 def decode_event(data: JsonObject) -> Event:
-    """Returns the event that `encode_event` wrote.
-
-    Raises: TraceError when the data is not an event.
-    """
+    """Returns the event that `encode_event` wrote. Raises: TraceError when the data is not an event."""
     match data.get("kind"):
         case "samples_read":
             samples = tuple(map(decode_sample, _rows(data.get("samples"))))
@@ -311,10 +299,7 @@ def decode_event(data: JsonObject) -> Event:
 
 
 def decode_resumed(data: JsonObject) -> Resumed:
-    """Returns the `Resumed` that `encode_event` wrote.
-
-    Raises: TraceError when the data is malformed. Spec: R9.4.
-    """
+    """Returns the `Resumed` that `encode_event` wrote. Raises: TraceError when the data is malformed. Spec: R9.4."""
     start = decode_fields(RoundStart, _object(data.get("start")))
     return Resumed(start, tuple(map(decode_sample, _rows(data.get("samples")))))
 

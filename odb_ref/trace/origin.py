@@ -102,10 +102,7 @@ UNKNOWN: Final = Origin()
 
 
 def decode_origin(data: Mapping[str, object], world_size: int) -> Origin:
-    """Returns the origin in a header.
-
-    Raises: UsageError when it is malformed.
-    """
+    """Returns the origin in a header. Raises: UsageError when it is malformed."""
     run = data.get("run", "")
     if not isinstance(run, str):
         raise UsageError(f"the header has the run {run!r:.80}")

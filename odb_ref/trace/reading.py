@@ -118,10 +118,7 @@ class TraceReader:
         return TraceError(f"{self.path}:{self.line}: {what!s:.400}")
 
     def read(self) -> Record | None:
-        """Returns the next record, or None at the end of the file.
-
-        Raises: TraceError when the line is not a record.
-        """
+        """Returns the next record, or None at the end of the file. Raises: TraceError when the line is not a record."""
         data = self._read_object()
         if data is None:
             return None

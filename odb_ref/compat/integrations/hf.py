@@ -186,19 +186,18 @@ def _resolve(
     else:
         given: object = settings.get("config")
         rest = {name: value for name, value in settings.items() if name != "config"}
-        config = handle.config if handle is not None else resolve_config(config=_check_config(given), **rest)
+        if handle is not None:
+            config = handle.config
+        elif isinstance(given, ODBConfig | None):
+            config = resolve_config(config=given, **rest)
+        else:
+            raise UsageError(f"config must be an ODBConfig, got {type(given).__name__}")
         options = {**config.make_options(), **spread(own)}
         if dataloader is not None and not is_trainers:
             options = make_options(dataloader, config, own)
     if dataloader is not None and not is_trainers:
         trainer.train_dataset = dataloader.dataset
     return config, options
-
-
-def _check_config(config: object) -> ODBConfig | None:
-    if config is None or isinstance(config, ODBConfig):
-        return config
-    raise UsageError(f"config must be an ODBConfig, got {type(config).__name__}")
 
 
 def _set_max_steps(trainer: Trainer, steps: int | None, policy: MaxStepsPolicy) -> None:

@@ -107,10 +107,7 @@ class ODBLightningCallback(Callback):  # type: ignore[misc]
         self.sample_budget = sample_budget
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Checks that the module counts samples.
-
-        Raises: UsageError when it does not.
-        """
+        """Checks that the module counts samples. Raises: UsageError when it does not."""
         self._count(pl_module)
 
     def on_train_batch_end(

@@ -21,11 +21,9 @@ class TargetRule(Protocol):
     @property
     def name(self) -> str:
         """Identifies the rule and its parameters."""
-        ...
 
     def compute_target(self, agreement: Offer) -> int:
         """Returns the number of steps of the round, within `compute_bounds`. Called only when some rank holds a sample."""
-        ...
 
 
 def compute_bounds(agreement: Offer) -> tuple[int, int]:
@@ -82,10 +80,7 @@ RULES: Final[dict[str, TargetRule]] = {rule.name: rule for rule in (OdbRule(), P
 
 
 def get_rule(name: str) -> TargetRule:
-    """Returns the shipped rule called ``name``.
-
-    Raises: UsageError when no rule has that name.
-    """
+    """Returns the shipped rule called ``name``. Raises: UsageError when no rule has that name."""
     try:
         return RULES[name]
     except KeyError:

@@ -146,13 +146,7 @@ class SteppingTrainer(EvaluatingTrainer):
                 self.__dict__[_LOSS] = own
 
     def _compute_weighed(
-        self,
-        info: StepInfo,
-        compute_loss: LossFn,
-        model: nn.Module,
-        inputs: Inputs,
-        *args: object,
-        **kwargs: object,
+        self, info: StepInfo, compute_loss: LossFn, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object
     ) -> LossAndOutputs:
         """Returns the result of ``compute_loss`` for a training batch, with its loss times its weight.
 

@@ -12,23 +12,11 @@ ranks replay, so it is not used (`ODBTrainer.get_batch_samples`). Without it mod
 supervised tokens. `StepInfo.scale` weights this mean in a training pass, and ``loss_is_scaled_for_ga`` tells the Trainer not to
 divide anything. The logged loss is then also the mean over the supervised tokens of all ranks.
 
-Differences from a plain Trainer in the free mode, ``update_samples=None``:
-
-- If the end of an epoch does not fill an update, the Trainer's loop takes no optimizer step for it, and would carry its
-  gradient into the next epoch. So such an epoch ends with up to ``gradient_accumulation_steps - 1`` idle replays.
-- The number of updates in an epoch is unknown before its end. Training is bounded by ``max_steps``, by ``num_train_epochs``,
-  which may end in the middle of an epoch, or by `ODBOptions.max_samples`. Without ``max_steps`` the learning rate follows the
-  share of the samples trained on, so a schedule ends together with training. The number of updates in the progress bar is
-  estimated from some samples' lengths, and corrected during the epoch.
-- ``train_coverage`` is logged with the loss: the share of the epoch's samples trained on so far.
-
-In any mode:
-
-- Batches are formed under the token budget, whatever ``per_device_train_batch_size`` is.
-- `ODBOptions.intervals` evaluates and saves by samples or tokens. ``budget_from_metrics`` chooses the token budget after an
-  evaluation. ``survives_out_of_memory`` halves a batch that does not fit, on its rank, with the same gradients on all ranks.
-- Evaluation is the Trainer's own, on its own loader, whose loss averages over batches with equal numbers of samples. With
-  `ODBOptions.evaluation` it reads another `ODBDataLoader`, and the loss is the mean over all supervised tokens.
+In the free mode, ``update_samples=None``, the number of updates in an epoch is unknown before its end. Training is bounded by
+``max_steps``, by ``num_train_epochs``, which may end in the middle of an epoch, or by `ODBOptions.max_samples`. If the end of
+an epoch does not fill an update, the Trainer's loop takes no optimizer step for it, and would carry its gradient into the next
+epoch. So such an epoch ends with up to ``gradient_accumulation_steps - 1`` idle replays. ``docs/howto/frameworks/trainer.md``
+lists what else differs from a plain Trainer.
 
 Each rank saves its position as ``odb_loader_<rank>.json`` in a checkpoint's folder. To resume with another number of ranks, all
 of these files must be on every rank. `enable` turns an existing Trainer into an `ODBTrainer`. DataParallel, sequence, context
@@ -145,11 +133,9 @@ class ODBTrainer(SteppingTrainer):
             update_samples = batch * k
             carried = batch * (k - 1) if is_iterable else 0
             # A plain Trainer before transformers 5.10 counts first labels in its divisor too; reproduce its run.
-            is_told = "causal_shift" in self.odb.settings
+            is_shifted = bool(options.get("causal_shift")) and "causal_shift" not in self.odb.settings
             is_padded = (options | self.odb.settings).get("layout", "padded") == "padded"
-            self.counts_first = (
-                counts_first_labels(self) and is_padded and not is_told and bool(options.get("causal_shift"))
-            )
+            self.counts_first = counts_first_labels(self) and is_padded and is_shifted
             if self.counts_first:
                 options["causal_shift"] = False
         elif not is_iterable and not {"sampler", "shard", "shuffle"} & set(self.odb.loader):
@@ -355,11 +341,8 @@ class ODBTrainer(SteppingTrainer):
                 stacklevel=2,
             )
         elif folder and ignores:
-            warnings.warn(
-                "ignore_data_skip=True has no effect: the loader continues where it was saved",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            what = "ignore_data_skip=True has no effect: the loader continues where it was saved"
+            warnings.warn(what, RuntimeWarning, stacklevel=2)
         # The Trainer must not skip batches in addition.
         self.args.ignore_data_skip = True
         try:
@@ -372,11 +355,10 @@ class ODBTrainer(SteppingTrainer):
 
     def _reads_as_plain(self) -> bool:
         """Returns whether the number of updates made determines a plain Trainer's position and everything that is counted."""
-        is_ordered = not isinstance(self.train_dataset, IterableDataset) and not {"sampler", "shard"} & set(
-            self.odb.loader
-        )
+        if isinstance(self.train_dataset, IterableDataset) or {"sampler", "shard"} & set(self.odb.loader):
+            return False
         is_counted = self.odb.max_samples is None and self.odb.intervals == Intervals()
-        return self.odb.update_samples == PLAIN and is_ordered and is_counted
+        return self.odb.update_samples == PLAIN and is_counted
 
 
 def is_shuffled(prepared: DataLoader[object]) -> bool:

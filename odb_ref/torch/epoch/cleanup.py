@@ -27,7 +27,6 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """Closes everything; may wait a little."""
-        ...
 
 
 class Cleanup:

@@ -41,13 +41,7 @@ _PEER: Final = re.compile(r"\bits peer (\d+)")
 class Delivery:
     """The consumer's side of one epoch on one rank. Only one thread may call `take`; all else is safe from any thread."""
 
-    def __init__(
-        self,
-        driver: EpochDriver,
-        weighting: Weighting,
-        *,
-        log_wait_s: float,
-    ) -> None:
+    def __init__(self, driver: EpochDriver, weighting: Weighting, *, log_wait_s: float) -> None:
         self.driver = driver
         self.metrics = EpochMetrics(driver.start.started_s)
         self._weighting = weighting

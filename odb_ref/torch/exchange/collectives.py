@@ -30,7 +30,6 @@ RUN_BITS: Final = 60
 
 _SIZE: Final = struct.Struct("!II")
 Combine = Callable[[int, int], int]
-Settle = Callable[[Sequence[int]], Sequence[int]]
 
 
 class Transport:
@@ -66,7 +65,7 @@ class Transport:
         values: Sequence[int],
         combine: Combine,
         *,
-        settle: Settle | None = None,
+        settle: Callable[[Sequence[int]], Sequence[int]] | None = None,
         check: Check = lambda: None,
     ) -> list[int]:
         tree, found = self._tree, list(values)

@@ -39,10 +39,6 @@ _LOWEST: Final = -(2**63) + 1
 _NOTHING: Final = (_LOWEST,) * POST_SIZE
 
 
-def _describe_beginning() -> str:
-    return "has not begun its epoch"
-
-
 class Exchange:
     """The exchange of one loader, for all its epochs. Its thread starts with the first epoch."""
 
@@ -50,8 +46,6 @@ class Exchange:
         self._transport: Transport | None = transport
         self.roster = transport.roster
         self.run = transport.run
-        self.rank = self.roster.rank
-        self.world_size = self.roster.world_size
         self.identity = identity
         self._timeout_s = timeout_s
         self._condition = threading.Condition()
@@ -61,7 +55,7 @@ class Exchange:
         self._is_closing = False
         self._end: PeerLost | None = None
         self._thread: threading.Thread | None = None
-        self._describe: Callable[[], str] = _describe_beginning
+        self._describe: Callable[[], str] | None = None
         self._missing: int | None = None
         """The first process that had not posted at the last tick."""
         self._failed_s: float | None = None
@@ -116,9 +110,8 @@ class Exchange:
     def finish(self) -> None:
         """Ends an epoch on this rank."""
         with self._condition:
-            self._submit = self._post = self._missing = self._failed_s = None
+            self._submit = self._post = self._missing = self._failed_s = self._describe = None
             self._is_urgent = False
-            self._describe = _describe_beginning
 
     def find_awaited(self) -> Activity | None:
         """Returns the process that the exchange waits for, by its index in the roster, and what it reports to be doing.
@@ -148,7 +141,8 @@ class Exchange:
 
     def _describe_activity(self) -> Activity:
         loader, awaited = find_other(self.identity)
-        text = self._describe()
+        describe = self._describe
+        text = "has not begun its epoch" if describe is None else describe()
         return Activity(self.roster.index, f"{text}: it waits in {loader}" if loader else text, 0, loader, awaited)
 
     def _check_crossed(self, transport: Transport) -> None:
@@ -234,7 +228,7 @@ class Exchange:
 
     def _count(self, transport: Transport, counts: tuple[StepCounts, ...], wanted: int | None) -> Counted:
         """Returns the sums of all ranks' counts. What they want travels along, one slot per rank."""
-        own = [] if wanted is None else [wanted * (rank == self.rank) for rank in range(self.world_size)]
+        own = [] if wanted is None else [wanted * (rank == self.roster.rank) for rank in range(self.roster.world_size)]
         values = [*chain.from_iterable(item.to_row() for item in counts), *own]
         # A rank's steps count once. Its other peers have formed the same steps, or the next agreement reports it (R17.3).
         sums = transport.reduce_sum([0] * len(values) if self.roster.peer else values)

@@ -236,10 +236,9 @@ def _describe(value: object, depth: int) -> str | None:
             numbers = [_describe(part.reshape(-1)[:_MOST].tolist(), depth) for part in ends]
             return f"{value.dtype} {tuple(value.shape)} {numbers}"
         case list() | tuple():
-            places = (
-                range(len(value)) if len(value) <= _MOST else (0, len(value) // 3, 2 * len(value) // 3, len(value) - 1)
-            )
-            return f"{len(value)} {[_describe(value[place], depth - 1) for place in places] if depth else None}"
+            size = len(value)
+            places = range(size) if size <= _MOST else (0, size // 3, 2 * size // 3, size - 1)
+            return f"{size} {[_describe(value[place], depth - 1) for place in places] if depth else None}"
         case dict():
             pairs = list(value.items())[:_MOST] if depth else []
             return f"{len(value)} {[(_describe(name, 0), _describe(item, depth - 1)) for name, item in pairs]}"

@@ -41,7 +41,10 @@ def choose_address(store: Store) -> str:
     if not master or not _is_loopback(master):
         candidates = [address for address in candidates if not _is_loopback(address)]
         candidates += [*_find_addresses_of_host(), _find_source_of(_ELSEWHERE)]
-    return next((address for address in candidates if address and not _is_unusable(address)), "127.0.0.1")
+    for address in filter(None, candidates):
+        if not ipaddress.ip_address(address.partition("%")[0]).is_link_local:  # valid only on its own interface
+            return address
+    return "127.0.0.1"
 
 
 def find_master(store: Store) -> str:
@@ -73,11 +76,6 @@ def _is_loopback(address: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(address).is_loopback
     return False
-
-
-def _is_unusable(address: str) -> bool:
-    """Returns True for a link-local address, which is valid only on its own interface."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_link_local
 
 
 def _find_addresses_of_host() -> list[str]:

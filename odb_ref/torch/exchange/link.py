@@ -72,10 +72,7 @@ class End:
 
 
 def decode_end(payload: bytes) -> End:
-    """Decodes the reason why the exchange has ended.
-
-    Raises: ValueError when it is malformed.
-    """
+    """Decodes the reason why the exchange has ended. Raises: ValueError when it is malformed."""
     match json.loads(payload):
         case [int() | None as rank, str(cause), bool(is_crossed)]:
             return End(PeerLost(rank, cause), is_crossed)

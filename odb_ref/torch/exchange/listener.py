@@ -115,10 +115,7 @@ class Listener:
 
 
 def connect(address: str, port: int, secret: bytes, rank: int, wait_s: float) -> socket.socket:
-    """Connects to a rank on behalf of ``rank``, and returns the connection once it is accepted.
-
-    Raises: OSError.
-    """
+    """Connects to a rank on behalf of ``rank``, and returns the connection once it is accepted. Raises: OSError."""
     connection = socket.create_connection((address, port), wait_s)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

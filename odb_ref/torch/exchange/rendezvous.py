@@ -142,13 +142,7 @@ class _Meeting:
     """The steps by which one process, identified by its index in the roster, joins the exchange."""
 
     def __init__(
-        self,
-        store: Store,
-        begun: Store,
-        roster: Roster,
-        identity: LoaderIdentity,
-        *,
-        timeout_s: float,
+        self, store: Store, begun: Store, roster: Roster, identity: LoaderIdentity, *, timeout_s: float
     ) -> None:
         self._store = store
         self._begun = begun
@@ -159,7 +153,6 @@ class _Meeting:
         self._timeout_s = timeout_s
         self._began = time.monotonic()
         self._next_log = self._began + timeout_s / 2
-        self._deadline = self._began + timeout_s
         tree = compute_tree(roster)
         self._parent = tree.parent
         me = read_status(os.getpid())
@@ -181,10 +174,7 @@ class _Meeting:
         """Why other ranks that waited for this one have given up, perhaps in an earlier generation."""
 
     def connect(self) -> Links:
-        """Connects to the parent and the children, and returns the links.
-
-        Raises: TimeoutError, _GaveUpError.
-        """
+        """Connects to the parent and the children, and returns the links. Raises: TimeoutError, _GaveUpError."""
         if (said := self._read_end()) is not None:
             end, _ = said
             self.missed = end if end.rank == self._roster.rank else None
@@ -200,7 +190,9 @@ class _Meeting:
         except BaseException as error:
             if isinstance(error, _GaveUpError | TimeoutError):
                 self.give_up()  # first, so that nobody mistakes the closed connection for a dead process
-            self._withdraw()
+            with contextlib.suppress(RuntimeError):
+                self._store.set(str(self._index), "")
+                self._begun.set(self._job_rank, f"it has given up {self._own.loader}")
             for link in self._links.values():
                 link.connection.close()
             raise
@@ -263,7 +255,7 @@ class _Meeting:
         if self.find_end() is not None:
             raise _GaveUpError
         now = time.monotonic()
-        if now >= self._deadline:
+        if now >= self._began + self._timeout_s:
             raise TimeoutError
         if now >= self._next_log:
             self._next_log = now + self._timeout_s / 2
@@ -337,11 +329,6 @@ class _Meeting:
         with contextlib.suppress(RuntimeError):
             self._store.delete_key(str(self._index))
             self._begun.delete_key(self._job_rank)
-
-    def _withdraw(self) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._store.set(str(self._index), "")
-            self._begun.set(self._job_rank, f"it has given up {self._own.loader}")
 
     def close(self) -> None:
         """Stops accepting connections."""

@@ -58,7 +58,8 @@ class Roster:
         """Returns the name of a rank, or of one of its processes, for messages: its number in the job, then in its group."""
         own = self.processes[rank * self.peers : (rank + 1) * self.peers]
         if self.peers > 1:
-            which = f"rank {own[peer]}" if peer is not None else f"one of ranks {list_some(own)}"
+            some = ", ".join(map(str, own[:4])) + (", ..." if own[4:] else "")
+            which = f"rank {own[peer]}" if peer is not None else f"one of ranks {some}"
             return f"{which} (rank {rank} of its mesh)"
         return f"rank {own[0]}" + (f" (rank {rank} of its group)" if own[0] != rank else "")
 
@@ -99,10 +100,7 @@ class Ranks:
         return rank, size
 
     def make_roster(self) -> Roster:
-        """Returns the processes that take part.
-
-        Raises: UsageError when this process does not belong to them.
-        """
+        """Returns the processes that take part. Raises: UsageError when this process does not belong to them."""
         if not dist.is_available() or not dist.is_initialized():
             if (size := os.environ.get("WORLD_SIZE", "1")) not in ("", "0", "1"):
                 warnings.warn(
@@ -189,11 +187,6 @@ def _check_whole(name: str, size: int) -> None:
             "Protocol(mesh_dims=), so that peers read the same batches whatever happens on one of them. If they are not, pass "
             "Protocol(process_group=, is_apart=True)"
         )
-
-
-def list_some(ranks: Sequence[int]) -> str:
-    """Returns the first few ranks as text."""
-    return ", ".join(map(str, ranks[:4])) + (", ..." if ranks[4:] else "")
 
 
 def get_rank_and_size(process_group: dist.ProcessGroup | None) -> tuple[int, int]:

@@ -221,10 +221,7 @@ def _fits(point: MemoryPoint, allowed_bytes: float) -> bool:
 
 
 def _fit_line(points: Sequence[MemoryPoint]) -> tuple[float, float]:
-    """Returns base and slope of the line.
-
-    Raises: UsageError when memory does not grow with the batch.
-    """
+    """Returns base and slope of the line. Raises: UsageError when memory does not grow with the batch."""
     measured = [(point.tokens, point.peak_bytes) for point in points if point.peak_bytes is not None]
     if len(measured) == 1:
         return 0.0, measured[0][1] / measured[0][0]

@@ -124,7 +124,8 @@ class UpdateGuard(Generic[Batch]):
         Raises: at the end of an update, what a pass has raised, and OutOfMemoryError for a sample that does not fit alone; then
         JobError on the other ranks.
         """
-        if not (self._pieces and follows(self._pieces[-1][1], info)):
+        last = self._pieces[-1][1] if self._pieces else None
+        if last is None or last.is_update_end or (info.epoch, info.step) != (last.epoch, last.step + 1):
             if self._is_new and any(parameter.grad is not None for parameter in self._parameters):
                 raise UsageError(
                     "the model has gradients before the guard's first update, which would be lost. If they are of a checkpoint "
@@ -281,10 +282,7 @@ class UpdateGuard(Generic[Batch]):
     def _count_halves(
         self, batch: Batch, halves: tuple[Batch, Batch], samples: tuple[int, int], info: StepInfo
     ) -> tuple[int, int]:
-        """Returns the number of supervised tokens in each half.
-
-        Raises: UsageError when it cannot be determined.
-        """
+        """Returns the number of supervised tokens in each half. Raises: UsageError when it cannot be determined."""
         count = self._count or find_count(batch, info.local_supervised)
         if count is not None:
             return count(halves[0]), count(halves[1])
@@ -365,8 +363,3 @@ class StepGuard(UpdateGuard[Batch]):
             return scaled.detach()
 
         super().__init__(model, run_pass, **options)
-
-
-def follows(last: StepInfo, info: StepInfo) -> bool:
-    """Returns whether a step comes directly after the last one, in the same update."""
-    return not last.is_update_end and (info.epoch, info.step) == (last.epoch, last.step + 1)

@@ -11,7 +11,6 @@ from typing import Final, Protocol, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Run = Callable[[], object]
 Result = TypeVar("Result")
 
 
@@ -66,7 +65,7 @@ def reserve_memory(size: int, device: torch.device) -> None:
     torch.empty(size, dtype=torch.uint8, device=device)
 
 
-def measure_peak(run: Run) -> int:
+def measure_peak(run: Callable[[], object]) -> int:
     """Returns the most bytes held at once while ``run`` runs, including tensors it uses but did not create.
 
     On an accelerator its allocator counts. Elsewhere, and for fake tensors, the storages of tensors are added up.
@@ -105,11 +104,7 @@ class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(
-        self,
-        func: Operation,
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
+        self, func: Operation, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
         self._note([*args, *(kwargs or {}).values()])
         result = func(*args, **(kwargs or {}))

@@ -102,14 +102,8 @@ class Schedule:
         """Notes that an epoch has begun. Warns if a loaded state belongs to another epoch and is dropped, or if it was saved
         inside an update of ``accumulation_steps`` steps that does not go on.
         """
-        left = next(
-            (
-                state
-                for state in self._loaded
-                if state.epoch > self.epoch or (state.epoch < self.epoch and state.progress != START)
-            ),
-            None,
-        )
+        others = [state for state in self._loaded if state.epoch != self.epoch]
+        left = next((state for state in others if state.epoch > self.epoch or state.progress != START), None)
         if left is not None:
             warnings.warn(
                 f"set_epoch has chosen epoch {self.epoch}, so the loaded state is dropped: it was saved in epoch {left.epoch} "
@@ -183,10 +177,7 @@ class Schedule:
         raise UsageError(text)
 
     def _choose_progress(self, rank: int, world_size: int) -> EpochProgress:
-        """Returns the position from which ``rank`` continues.
-
-        Raises: UsageError when the loaded states do not fit.
-        """
+        """Returns the position from which ``rank`` continues. Raises: UsageError when the loaded states do not fit."""
         order, loaded = self._order, self._get_loaded()
         if not loaded:
             return START

@@ -164,10 +164,7 @@ class EpochState:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> EpochState:
-        """Returns the state that `to_dict` wrote, after `check_seal` has checked it.
-
-        Raises: UsageError.
-        """
+        """Returns the state that `to_dict` wrote, after `check_seal` has checked it. Raises: UsageError."""
         own, progress = (
             {item.name: data[item.name] for item in fields(kind) if item.name in data} for kind in (cls, EpochProgress)
         )
@@ -218,20 +215,12 @@ def compute_digest(keys: Sequence[object]) -> str:
     that is neither a plain value nor a container of these enters by its type only.
     """
     try:
-        numbers = keys if isinstance(keys, array | range) else list(map(_read_number, keys))
+        is_packed = isinstance(keys, array | range)
+        numbers = keys if is_packed else [key if type(key) is int else read_integer(key) for key in keys]
         data = np.asarray(numbers, dtype=np.int64).tobytes()
-    except (OverflowError, TypeError):
+    except (OverflowError, TypeError):  # a number of more than 64 bits, or None for a key that is not an integer
         data = json.dumps(list(map(_describe_key, keys))).encode()
     return f"{len(keys)}:{hashlib.blake2b(data, digest_size=8).hexdigest()}"
-
-
-def _read_number(key: object) -> int:
-    """Returns the key. Raises: TypeError when it is not an integer."""
-    if type(key) is int:
-        return key
-    if (number := read_integer(key)) is None:
-        raise TypeError
-    return number
 
 
 def _describe_key(key: object) -> object:

@@ -112,10 +112,7 @@ class CollateWorkers:
         return self._context.get_start_method() == "fork"
 
     def prepare(self) -> None:
-        """Starts the first process, unless there is one.
-
-        Raises: errors from starting a process.
-        """
+        """Starts the first process, unless there is one. Raises: errors from starting a process."""
         if not self._workers:
             self._start()
 
@@ -148,10 +145,7 @@ class CollateWorkers:
         return True
 
     def begin(self, number: int, task: CollateTask) -> None:
-        """Sends the samples of a step's batch to a process.
-
-        Raises: errors from sending samples.
-        """
+        """Sends the samples of a step's batch to a process. Raises: errors from sending samples."""
         self.prepare()
         worker = min(self._workers, key=lambda worker: len(worker.steps))
         data = ForkingPickler.dumps(replace(task, samples=tuple(map(pack, task.samples))))

@@ -274,7 +274,7 @@ class SeededStream(IterableDataset[object]):
         worker = get_worker_info()
         numbers = int(self._seed.item()), 0 if worker is None else worker.id
         seed_generators(compute_seed(Use.STREAM, *numbers))
-        samples = call_contained(_iterate, "__iter__ of the data set", self._wrapped)
+        samples: Iterator[object] = call_contained(iter, "__iter__ of the data set", self._wrapped)
         for index in count(1):
             seed_generators(compute_seed(Use.STREAM, *numbers, index))
             try:
@@ -286,7 +286,3 @@ class SeededStream(IterableDataset[object]):
                     raise
                 raise instead from error
             yield sample
-
-
-def _iterate(dataset: Dataset[object]) -> Iterator[object]:
-    return iter(dataset)

@@ -243,10 +243,7 @@ class Measure:
     """True if their size in bytes matters."""
 
     def __call__(self, samples: Sequence[object]) -> list[Measured]:
-        """Returns one `Measured` for each of ``samples``.
-
-        Raises: SampleError when a measure is invalid.
-        """
+        """Returns one `Measured` for each of ``samples``. Raises: SampleError when a measure is invalid."""
         supervised_fn = self.supervised_fn
         if self.length_fn is get_length and isinstance(supervised_fn, SupervisedCounter):
             is_shifted = supervised_fn.is_shifted

@@ -63,7 +63,11 @@ class ReadPipeline:
         self._source = _make_source(spec)
         self._collator = Collator(spec.on_idle, _make_idle_source(spec))
         self._make = BatchMaker(spec.collate_fn, spec.label_check, is_packed=spec.is_packed)
-        self._workers = None if is_inline else _make_workers(spec, self._make)
+        self._workers: CollateWorkers | None = None
+        if not is_inline:
+            options = spec.options
+            context, init_fn = options.multiprocessing_context, options.process_init_fn
+            self._workers = CollateWorkers(self._make, options.num_workers, context=context, init_fn=init_fn)
         self._own = OwnMemory() if is_inline else None
         self.is_inline = is_inline
         self._epoch: _Epoch | None = None
@@ -191,15 +195,6 @@ def _make_source(spec: PipelineSpec) -> Source:
     is_guarded = spec.on_bad_sample is OnBadSample.QUARANTINE
     measure = partial(measure_guarded, spec.measure) if is_guarded else spec.measure
     return Source(spec.dataset, measure, spec.options, is_guarded=is_guarded)
-
-
-def _make_workers(spec: PipelineSpec, make: BatchMaker) -> CollateWorkers:
-    return CollateWorkers(
-        make,
-        spec.options.num_workers,
-        context=spec.options.multiprocessing_context,
-        init_fn=spec.options.process_init_fn,
-    )
 
 
 def _make_idle_source(spec: PipelineSpec) -> Callable[[], object] | None:
@@ -330,7 +325,7 @@ class _Epoch:
 
     @property
     def has_work(self) -> bool:
-        return self._is_open and bool(self._reader.count_work() or self._maker.count_work())
+        return self._is_open and any(self._count_work(part) for part in (self._reader, self._maker))
 
     def stop(self) -> None:
         with self._condition:

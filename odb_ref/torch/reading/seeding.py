@@ -67,11 +67,8 @@ def _draw() -> tuple[int, bytes, bytes]:
 @contextmanager
 def isolate() -> Iterator[None]:
     """Restores the generators on exit, so that nothing done inside affects later draws. Spec: R12.2."""
-    state, numpy_state, torch_state = (
-        random.getstate(),
-        np.random.get_state(legacy=False),
-        torch.default_generator.get_state(),
-    )
+    state, numpy_state = random.getstate(), np.random.get_state(legacy=False)
+    torch_state = torch.default_generator.get_state()
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ import errno
 import io
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from multiprocessing.reduction import DupFd
@@ -89,11 +89,9 @@ class Descriptor(Protocol):
 
     def detach(self) -> int:
         """Returns the descriptor, which then belongs to this process."""
-        ...
 
 
 Content = Descriptor | bytes
-Open = Callable[[bytes, tuple[int, ...], Content], "Packed"]
 
 
 class _File:
@@ -123,7 +121,7 @@ class Packed:
     def __deepcopy__(self, memo: dict[int, object]) -> Packed:
         return Packed(self.data, tuple(memoryview(bytearray(part)) for part in self.large))
 
-    def __reduce__(self) -> tuple[Open, tuple[bytes, tuple[int, ...], Content]]:
+    def __reduce__(self) -> tuple[object, ...]:
         content = _make_content(self.large) if self.file is None else _lend(self.file.descriptor)
         return _open, (self.data, tuple(map(len, self.large)), content)
 
@@ -178,13 +176,9 @@ def _read_content(content: Content, nbytes: int) -> tuple[memoryview, _File | No
         whole = torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8)
     except RuntimeError as error:
         raise TransferError(f"{nbytes / 2**20:.1f} MiB of tensors cannot be mapped: {error}") from error
-    return whole.numpy().data, file if _may_stay_open(descriptor) else None
-
-
-def _may_stay_open(descriptor: int) -> bool:
-    """Returns True while few files are open, judging by the lowest free descriptor. Most descriptors are left to the user."""
+    # It stays open while few files are, judging by the lowest free descriptor. Most descriptors are left to the user.
     limit = os.sysconf("SC_OPEN_MAX")
-    return limit < 0 or descriptor < limit // OPEN_SHARE
+    return whole.numpy().data, file if limit < 0 or descriptor < limit // OPEN_SHARE else None
 
 
 def _explain(error: OSError, nbytes: int) -> OSError | TransferError:
@@ -203,10 +197,7 @@ def _explain(error: OSError, nbytes: int) -> OSError | TransferError:
 
 
 def pack(sample: object) -> Packed:
-    """Packs a sample, unless it is packed already.
-
-    Raises: errors from pickling.
-    """
+    """Packs a sample, unless it is packed already. Raises: errors from pickling."""
     if isinstance(sample, Packed):
         return sample
     file, large = io.BytesIO(), list[memoryview]()

@@ -57,23 +57,18 @@ class SampleListener(Protocol):
 
     def on_read(self, items: Sequence[ReadItem], *, is_ended: bool, is_full: bool) -> None:
         """Answers one `read` or `draw` with the requested items; with fewer only at the end, or if the window is full."""
-        ...
 
     def on_warning(self, text: str) -> None:
         """Warns that something about the data or a function is probably not what the user intended."""
-        ...
 
     def on_bad(self, place: int, cause: str) -> None:
         """Reports a sample that was set aside, before any sample that follows it."""
-        ...
 
     def on_batch(self, number: int, batch: object) -> None:
         """Answers one request of a `collate`. Batches arrive in any order, and may be `Packed`."""
-        ...
 
     def on_error(self, cause: str, error: BaseException) -> None:
         """Reports that reading, collating or the process doing it failed, with a one-line ``cause``. No more answers follow."""
-        ...
 
 
 class SampleService(Protocol):
@@ -84,53 +79,42 @@ class SampleService(Protocol):
 
         Raises: errors from starting a process.
         """
-        ...
 
     def read(self, count: int, held: tuple[int, ...] | None = None, end: int | None = None) -> None:
         """Requests ``count`` samples without waiting. If the window's bytes are bounded, ``held`` lists the places of the
         samples that it already holds. With ``end`` requests all samples before this place, which are ``count`` if none is bad.
         """
-        ...
 
     def draw(self, items: Sequence[tuple[int, object]], count: int, *, is_last: bool) -> None:
         """Adds samples that were drawn from an order shared with other ranks, as places and keys; ``is_last`` if no more
         follow. Requests the first ``count`` of all added samples that were not requested before. The others are read ahead.
         """
-        ...
 
     def collate(self, requests: tuple[BatchRequest, ...]) -> None:
         """Requests batches without waiting."""
-        ...
 
     def describe(self) -> str:
         """Describes the pending requests in words. Empty if there are none."""
-        ...
 
     @property
     def is_inline(self) -> bool:
         """True if reading and collating happen on the consumer's thread, in `work`."""
-        ...
 
     @property
     def has_work(self) -> bool:
         """True if there is something for `work` to do."""
-        ...
 
     def work(self, steps: int, is_enough: Callable[[], bool] | None = None) -> None:
         """Does a share of the pending work, so that ``steps`` calls do it all. Stops early once ``is_enough`` returns True.
 
         Raises: exceptions of user code that do not derive from Exception.
         """
-        ...
 
     def stop(self) -> None:
         """Stops reading and collating. Does not wait."""
-        ...
 
     def end(self) -> None:
         """Ends the epoch and drops all samples and batches."""
-        ...
 
     def close(self) -> None:
         """Ends the epoch, and all processes that outlive one."""
-        ...

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, Sampler
 
-from odb_ref.core.errors import OdbError, UsageError
+from odb_ref.core.errors import UsageError
 from odb_ref.core.rounds import count_fitting
 from odb_ref.torch.reading import collate_workers
 from odb_ref.torch.reading.collator import Collator
@@ -141,7 +141,7 @@ class Source:
             if options.persistent_workers:
                 self._epoch_seed.share_memory_()  # type: ignore[no-untyped-call]
             dataset = SeededStream(dataset, self._epoch_seed)
-        self._loader: DataLoader[object] = DataLoader(dataset, **arguments)  # type: ignore[arg-type]
+        self._loader: DataLoader[list[object]] = DataLoader(dataset, **arguments)  # type: ignore[arg-type]
 
     @property
     def readers(self) -> int | None:
@@ -163,13 +163,12 @@ class Source:
         )
         return self._iterate(chunks, plan, warn)
 
-    def _iterate(self, chunks: Iterator[object], plan: ReadPlan, warn: Callable[[str], None]) -> Iterator[Chunk]:
-        lists = map(_check_list, chunks)
+    def _iterate(self, chunks: Iterator[list[object]], plan: ReadPlan, warn: Callable[[str], None]) -> Iterator[Chunk]:
         if plan.keys is not None:
-            yield from self._pace(lists)  # type: ignore[arg-type]  # what `SeededDataset` makes
+            yield from self._pace(chunks)  # type: ignore[arg-type]  # what `SeededDataset` makes
         else:
             places = count()
-            for chunk in _compare(lists, warn) if self._loader.num_workers > 1 else lists:
+            for chunk in _compare(chunks, warn) if self._loader.num_workers > 1 else chunks:
                 yield [(place, item) for item, place in zip(chunk, places, strict=False)]
         if not self._loader.persistent_workers:
             self.workers = ()  # everything is read: a worker that crashes on its way out loses nothing
@@ -188,12 +187,6 @@ class Source:
             yield chunk
             if not workers:
                 began_s += time.monotonic() - handed_s  # the time spent on processing a chunk is not reading time
-
-
-def _check_list(answer: object) -> list[object]:
-    if not isinstance(answer, list):
-        raise OdbError(f"unexpected answer of the inner DataLoader: {type(answer).__name__}")
-    return answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,9 +325,6 @@ class Reader:
 
     def _put(self, chunk: Chunk) -> None:
         good = [(place, item) for place, item in chunk if isinstance(item, Measured)]
-        for place, item in chunk if len(good) < len(chunk) else ():
-            if not isinstance(item, Measured | BadSample):
-                raise OdbError(f"unexpected answer of the measure for the sample at {place}: {item!r}")
         self._good_samples += len(good)
         self._buffer_bytes += _sum_bytes(good)
         self._buffer.extend(chunk)

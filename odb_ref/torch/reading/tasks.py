@@ -98,10 +98,7 @@ def is_one_label(labels: object) -> bool:
 
 
 def get_length(sample: object) -> int:
-    """Returns the tokens a sample takes in a batch: see the table.
-
-    Raises: SampleError when it is unknown.
-    """
+    """Returns the tokens a sample takes in a batch: see the table. Raises: SampleError when it is unknown."""
     rows, longest = measure_rows(sample)
     return rows * longest
 

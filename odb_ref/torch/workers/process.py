@@ -99,7 +99,7 @@ class LoaderProcess:
             is_alive = is_alive and digest == self._sent
             self._epoch += 1
             self._listener = listener if is_alive else None
-        handled = _list_handled_signals()
+        handled = tuple(number for number in signal.valid_signals() if callable(signal.getsignal(number)))
         if is_alive:
             self._call(LoaderServer.begin_epoch, self._epoch, plan, read_ahead, handled)
             return
@@ -260,11 +260,6 @@ def send(pipe: Pipe, request: methodcaller | None) -> None:
             # `Connection.send` checks that it is open, then pickles, then writes to a descriptor that may be None by then.
             if not pipe.closed:
                 raise
-
-
-def _list_handled_signals() -> tuple[int, ...]:
-    """Returns the signals that have a Python handler in this process."""
-    return tuple(number for number in signal.valid_signals() if callable(signal.getsignal(number)))
 
 
 def _digest(spec: PipelineSpec) -> bytes:

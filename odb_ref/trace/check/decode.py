@@ -40,10 +40,7 @@ def shorten(value: Json) -> str:
 
 
 def get_integer(data: JsonObject, key: str) -> int:
-    """Returns the integer at ``key``.
-
-    Raises: TraceError when there is none.
-    """
+    """Returns the integer at ``key``. Raises: TraceError when there is none."""
     value = data.get(key)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -51,10 +48,7 @@ def get_integer(data: JsonObject, key: str) -> int:
 
 
 def get_optional(data: JsonObject, key: str) -> int | None:
-    """Returns the integer at ``key``, or None if there is nothing.
-
-    Raises: TraceError when it is something else.
-    """
+    """Returns the integer at ``key``, or None if there is nothing. Raises: TraceError when it is something else."""
     return get_integer(data, key) if key in data else None
 
 
@@ -70,10 +64,7 @@ def get_set_aside(data: JsonObject) -> tuple[int, int | None]:
 
 
 def get_flag(data: JsonObject, key: str) -> bool:
-    """Returns the truth value at ``key``.
-
-    Raises: TraceError when there is none.
-    """
+    """Returns the truth value at ``key``. Raises: TraceError when there is none."""
     value = data.get(key)
     if isinstance(value, bool):
         return value
@@ -81,10 +72,7 @@ def get_flag(data: JsonObject, key: str) -> bool:
 
 
 def get_text(data: JsonObject, key: str) -> str:
-    """Returns the text at ``key``.
-
-    Raises: TraceError when there is none.
-    """
+    """Returns the text at ``key``. Raises: TraceError when there is none."""
     value = data.get(key)
     if isinstance(value, str):
         return value
@@ -92,18 +80,12 @@ def get_text(data: JsonObject, key: str) -> str:
 
 
 def get_rank(data: JsonObject) -> int | None:
-    """Returns the rank in ``data``, or None if it is null.
-
-    Raises: TraceError when it is something else.
-    """
+    """Returns the rank in ``data``, or None if it is null. Raises: TraceError when it is something else."""
     return None if "rank" in data and data["rank"] is None else get_integer(data, "rank")
 
 
 def get_object(data: JsonObject, key: str) -> JsonObject:
-    """Returns the object at ``key``.
-
-    Raises: TraceError when there is none.
-    """
+    """Returns the object at ``key``. Raises: TraceError when there is none."""
     value = data.get(key)
     if isinstance(value, dict):
         return value
@@ -111,10 +93,7 @@ def get_object(data: JsonObject, key: str) -> JsonObject:
 
 
 def get_kind(data: Json) -> str:
-    """Returns the kind of an event or effect.
-
-    Raises: TraceError when there is none.
-    """
+    """Returns the kind of an event or effect. Raises: TraceError when there is none."""
     value = data.get("kind") if isinstance(data, dict) else None
     if isinstance(value, str):
         return value
@@ -161,10 +140,7 @@ _OFFER_FIELDS: Final = {item.name: item.metadata.get("absent") for item in field
 
 
 def get_offer(data: JsonObject, key: str) -> Offer:
-    """Returns the offer or agreement at ``key``.
-
-    Raises: TraceError when malformed.
-    """
+    """Returns the offer or agreement at ``key``. Raises: TraceError when malformed."""
     value = data.get(key)
     if isinstance(value, dict) and value.keys() <= _OFFER_FIELDS.keys():
         values = {name: item for name, absent in _OFFER_FIELDS.items() if type(item := value.get(name, absent)) is int}
@@ -185,10 +161,7 @@ class TracedReport(NamedTuple):
 
 
 def get_report(value: Json) -> TracedReport:
-    """Returns the report in ``value``.
-
-    Raises: TraceError when malformed.
-    """
+    """Returns the report in ``value``. Raises: TraceError when malformed."""
     match value:
         case {"rank": int(rank), "cause": str(cause), "round": int(round_), "config": str(config), **rest}:
             if not rest:
@@ -200,10 +173,7 @@ def get_report(value: Json) -> TracedReport:
 
 
 def get_reports(data: JsonObject) -> list[TracedReport]:
-    """Returns the reports of a ``reported``.
-
-    Raises: TraceError when malformed.
-    """
+    """Returns the reports of a ``reported``. Raises: TraceError when malformed."""
     value = data.get("reports")
     if isinstance(value, list):
         return [get_report(item) for item in value]
@@ -220,10 +190,7 @@ class TracedStep:
 
 
 def iterate_steps(data: JsonObject, width: int = 3) -> Iterator[TracedStep]:
-    """Yields the steps of a ``collate``, with ``width`` counts each.
-
-    Raises: TraceError when malformed.
-    """
+    """Yields the steps of a ``collate``, with ``width`` counts each. Raises: TraceError when malformed."""
     steps = data.get("steps")
     if not isinstance(steps, list):
         raise TraceError("expected steps, a list")
@@ -253,10 +220,7 @@ class TracedFinish:
 
 
 def decode_finish(data: JsonObject) -> TracedFinish:
-    """Returns the contents of a ``finish``.
-
-    Raises: TraceError when malformed.
-    """
+    """Returns the contents of a ``finish``. Raises: TraceError when malformed."""
     outcome = get_object(data, "outcome")
     match outcome.get("kind"), outcome.get("rank"), outcome.get("cause"):
         case str(kind), (int() | None) as rank, str(cause) if len(outcome) == 3 and not isinstance(rank, bool):
@@ -357,10 +321,7 @@ def _get_attention(cost: str) -> int | None:
 
 
 def decode_settings(header: Header) -> Settings:
-    """Returns the settings of a header.
-
-    Raises: TraceError when one is missing or not valid.
-    """
+    """Returns the settings of a header. Raises: TraceError when one is missing or not valid."""
     config = header.config
     for key, value in config.items():
         if not isinstance(value, str | int | float | None) and not _is_integers(value):

@@ -41,20 +41,14 @@ def check_traces(paths: Iterable[str | Path], *, is_replayed: bool = False, rule
 
 
 def check_no_twice(paths: Iterable[Path]) -> None:
-    """Checks that no file is given twice, even under different names.
-
-    Raises: UsageError naming the file.
-    """
+    """Checks that no file is given twice, even under different names. Raises: UsageError naming the file."""
     given = Counter(path.resolve() for path in paths)
     if twice := [str(path) for path, times in given.items() if times > 1]:
         raise UsageError(f"{twice[0]}: given twice")
 
 
 def open_traces(path: Path) -> list[Stream]:
-    """Returns the trace in a file, or all traces in a folder.
-
-    Raises: UsageError when a folder holds no trace.
-    """
+    """Returns the trace in a file, or all traces in a folder. Raises: UsageError when a folder holds no trace."""
     if not path.is_dir():
         return [Stream(path)]
     traces = list_traces(path)
@@ -64,10 +58,7 @@ def open_traces(path: Path) -> list[Stream]:
 
 
 def judge(streams: Sequence[Stream], *, is_replayed: bool = False, rules: Rules = ()) -> Verdict:
-    """Returns the verdict on open traces.
-
-    Raises: the errors of `check_traces`.
-    """
+    """Returns the verdict on open traces. Raises: the errors of `check_traces`."""
     sought = {part.steps for stream in streams for part in stream.header.origin.before}
     jobs = [Job(group, sought) for group in group_into_jobs(streams)]
     for job in jobs:

@@ -96,10 +96,7 @@ class RankChecker:
         return self.account
 
     def handle(self, record: Record) -> None:
-        """Judges one record.
-
-        Raises: TraceError when the record is malformed.
-        """
+        """Judges one record. Raises: TraceError when the record is malformed."""
         kinds = [check_fields(item) for item in record.effects]
         kind = START if record.event is None else check_fields(record.event)
         kind = START if kind == RESUMED else kind

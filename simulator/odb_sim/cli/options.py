@@ -189,10 +189,7 @@ def add_terms(parser: argparse.ArgumentParser, kind: type[Terms], *, leave_out: 
 
 
 def build_run(options: argparse.Namespace, policy: str, lengths: Lengths) -> Run:
-    """Returns the run on ``lengths`` that the options describe.
-
-    Raises: UsageError when they make no sense.
-    """
+    """Returns the run on ``lengths`` that the options describe. Raises: UsageError when they make no sense."""
     point = Point(
         policy=policy,
         ranks=options.ranks,
@@ -266,10 +263,7 @@ def load_lengths_option(options: argparse.Namespace, name: str) -> Lengths:
 
 
 def build_conditions(options: argparse.Namespace) -> Conditions:
-    """Returns the ranks and loaders that are slow, and the jitter.
-
-    Raises: UsageError when an option makes no sense.
-    """
+    """Returns the ranks and loaders that are slow, and the jitter. Raises: UsageError when an option makes no sense."""
     return Conditions(
         jitter=options.jitter,
         slow_ranks=tuple(map(parse_factor, options.slow_rank)),

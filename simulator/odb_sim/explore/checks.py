@@ -86,10 +86,7 @@ class RankChecks:
     """Round and global counts by step number and these budgets; the same on all ranks (ALIGN, WEIGHT)."""
 
     def check(self, config: Config, rank: ExploredRank) -> None:
-        """Checks everything that must hold of a rank.
-
-        Raises: Breach.
-        """
+        """Checks everything that must hold of a rank. Raises: Breach."""
         state = rank.state
         steps = (*rank.taken, *rank.queue, *state.released, *state.plan)
         if rank.queue != state.queue:
@@ -269,10 +266,7 @@ def compute_fewest_groups(lengths: tuple[int, ...], budget_tokens: int, most_pad
 
 
 def check_together(ranks: Sequence[RankProgress]) -> None:
-    """Checks what must hold of all ranks at all times.
-
-    Raises: Breach.
-    """
+    """Checks what must hold of all ranks at all times. Raises: Breach."""
     least_ready = min(rank.ready for rank in ranks)
     for i, rank in enumerate(ranks):
         if rank.released > least_ready or rank.handed_out > least_ready:
@@ -313,10 +307,7 @@ def check_stillness(ranks: Sequence[RankProgress]) -> None:
 
 
 def check_end(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
-    """Checks how the epoch ended.
-
-    Raises: Breach.
-    """
+    """Checks how the epoch ended. Raises: Breach."""
     finishes = [rank.finish for rank in ranks if rank.finish is not None and not rank.is_gone]
     outcomes = [finish.outcome for finish in finishes]
     causes = [(i, cause) for i, rank in enumerate(ranks) for cause in rank.causes]

@@ -73,10 +73,7 @@ class RankDriver:
     core: Core
 
     def begin(self) -> ExploredRank:
-        """Returns the rank at the start of the epoch.
-
-        Raises: Breach.
-        """
+        """Returns the rank at the start of the epoch. Raises: Breach."""
         budget = self.config.budget_tokens
         acceptance = self.core.acceptance(budget_tokens=budget, schedule=self.bounds.make_schedule())
         agreed_tokens, accepted_tokens = acceptance.compute_first()
@@ -274,10 +271,7 @@ def _require_answer(answer: Answer | None) -> Answer:
 
 
 def answer_posts(core: Core, posts: tuple[Post, ...]) -> Answer:
-    """Returns the exchange's answer once all ranks have posted.
-
-    Raises: Breach when the posts do not fit together.
-    """
+    """Returns the exchange's answer once all ranks have posted. Raises: Breach when the posts do not fit together."""
     try:
         answer = combine_posts(posts, core.reduce)
     except InvariantError as error:

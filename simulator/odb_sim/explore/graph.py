@@ -98,10 +98,7 @@ def write_graph(path: Path, graph: networkx.MultiDiGraph) -> None:
 
 
 def check_graph_path(path: Path) -> None:
-    """Checks that the suffix of the file's name is a known format.
-
-    Raises: UsageError when it is not.
-    """
+    """Checks that the suffix of the file's name is a known format. Raises: UsageError when it is not."""
     if path.suffix not in FORMATS:
         raise UsageError(f"{path}: the name must end in {' or '.join(FORMATS)}")
 

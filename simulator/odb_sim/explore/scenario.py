@@ -63,10 +63,7 @@ def encode_scenario(scenario: Scenario) -> dict[str, Json]:
 
 
 def read_scenario(path: str | Path, load: Callable[[str], TargetRule] = load_rule) -> Scenario:
-    """Returns the scenario in the file; ``load`` finds its rule.
-
-    Raises: UsageError when it holds no scenario.
-    """
+    """Returns the scenario in the file; ``load`` finds its rule. Raises: UsageError when it holds no scenario."""
     try:
         return decode_scenario(json.loads(Path(path).read_text(encoding="utf-8")), load)
     except OSError as error:
@@ -76,10 +73,7 @@ def read_scenario(path: str | Path, load: Callable[[str], TargetRule] = load_rul
 
 
 def decode_scenario(data: object, load: Callable[[str], TargetRule] = load_rule) -> Scenario:
-    """Returns the scenario that `encode_scenario` made.
-
-    Raises: UsageError when the data is not a scenario.
-    """
+    """Returns the scenario that `encode_scenario` made. Raises: UsageError when the data is not a scenario."""
     match data:
         case {
             "format": "odb-scenario",

@@ -135,10 +135,7 @@ class Space:
         self._together: set[tuple[int, ...]] = set()
 
     def begin(self) -> World:
-        """Returns the world at the start of an epoch.
-
-        Raises: Breach.
-        """
+        """Returns the world at the start of an epoch. Raises: Breach."""
         ranks = [self._number_rank(i, driver.begin()) for i, driver in enumerate(self._drivers)]
         world = (self._settle(self._number_shared(Shared()), ranks), *ranks)
         self.check(world)
@@ -231,10 +228,7 @@ class Space:
         return (number, *ranks)
 
     def check(self, world: World) -> None:
-        """Checks everything that must hold of the ranks together.
-
-        Raises: Breach.
-        """
+        """Checks everything that must hold of the ranks together. Raises: Breach."""
         key = tuple([self._progress[rank] for rank in world[1:]])
         if key not in self._together:
             check_together([self._progress_list[number] for number in key])

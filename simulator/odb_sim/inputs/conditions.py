@@ -96,10 +96,7 @@ class Conditions:
                 raise UsageError(f"{fault.kind} fault at {fault.at}: must not be negative")
 
     def check_ranks(self, ranks: int) -> None:
-        """Checks that every rank named exists.
-
-        Raises: UsageError naming one that does not.
-        """
+        """Checks that every rank named exists. Raises: UsageError naming one that does not."""
         named = [rank for rank, _ in (*self.slow_ranks, *self.slow_loaders)] + [fault.rank for fault in self.faults]
         for rank in named:
             if not 0 <= rank < ranks:
@@ -115,10 +112,7 @@ STEADY: Final = Conditions()
 
 
 def parse_factor(text: str) -> tuple[int, float]:
-    """Returns the rank and the factor of ``RANK:FACTOR``.
-
-    Raises: UsageError when the text is malformed.
-    """
+    """Returns the rank and the factor of ``RANK:FACTOR``. Raises: UsageError when the text is malformed."""
     rank, _, factor = text.partition(":")
     try:
         return int(rank), float(factor)
@@ -127,10 +121,7 @@ def parse_factor(text: str) -> tuple[int, float]:
 
 
 def parse_fault(text: str) -> Fault:
-    """Returns the fault of ``KIND:RANK:AT``.
-
-    Raises: UsageError when the text is malformed.
-    """
+    """Returns the fault of ``KIND:RANK:AT``. Raises: UsageError when the text is malformed."""
     parts = text.split(":")
     try:
         kind, rank, at = parts

@@ -23,27 +23,18 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a file, as UTF-8.
-
-    Raises: OSError, with the file's name.
-    """
+    """Writes a file, as UTF-8. Raises: OSError, with the file's name."""
     with naming(path):
         Path(path).write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | Path, data: Mapping[str, object] | Sequence[object]) -> None:
-    """Writes a file of JSON.
-
-    Raises: OSError, with the file's name.
-    """
+    """Writes a file of JSON. Raises: OSError, with the file's name."""
     write_text(path, json.dumps(data, indent=2) + "\n")
 
 
 def write_csv(path: str | Path, rows: Iterable[Iterable[object]]) -> None:
-    """Writes a file of comma-separated values; the first row is the header.
-
-    Raises: OSError, with the file's name.
-    """
+    """Writes a file of comma-separated values; the first row is the header. Raises: OSError, with the file's name."""
     with naming(path), Path(path).open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
 

@@ -119,10 +119,7 @@ def _find(kind: str, name: str) -> Section:
 
 
 def load_constants(kind: str, name: str) -> dict[str, Constant]:
-    """Returns the constants of a preset.
-
-    Raises: UsageError naming the presets there are, when none has that name.
-    """
+    """Returns the constants of a preset. Raises: UsageError naming the presets there are, when none has that name."""
     return _read_constants(_find(kind, name))
 
 

@@ -27,7 +27,6 @@ class PerRank(Protocol):
 
     def for_rank(self, rank: int) -> TargetRule:
         """Returns the instance of ``rank``."""
-        ...
 
 
 def get_instance(rule: TargetRule, rank: int) -> TargetRule:
@@ -120,10 +119,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def import_named(module_name: str) -> ModuleType:
-    """Returns the module of this name, or of this path of a Python file.
-
-    Raises: any error that the module raises.
-    """
+    """Returns the module of this name, or of this path of a Python file. Raises: any error that the module raises."""
     if not module_name.endswith(".py"):
         # Last, so that a file called random.py in the current directory replaces no library.
         if "" not in sys.path:

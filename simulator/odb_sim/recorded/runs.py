@@ -198,10 +198,7 @@ def load_runs(paths: Sequence[str | Path], *, depth_steps: int | None = None) ->
 
 
 def check_no_copies(paths: Sequence[str | Path]) -> None:
-    """Checks that no trace file is given twice, even as a copy.
-
-    Raises: UsageError naming the file.
-    """
+    """Checks that no trace file is given twice, even as a copy. Raises: UsageError naming the file."""
     names: dict[bytes, str] = {}
     for stream in (stream for path in paths for stream in open_traces(Path(path))):
         with open(stream.path, "rb") as file:
@@ -250,10 +247,7 @@ class _Reader:
         self._read: list[Sample] = []
 
     def read(self, record: Record) -> None:
-        """Reads one record.
-
-        Raises: TraceError when it is malformed or out of order.
-        """
+        """Reads one record. Raises: TraceError when it is malformed or out of order."""
         now = record.time_s if record.time_s is not None else -1.0
         self.record.records += 1
         self.record.last_s = max(self.record.last_s, now)

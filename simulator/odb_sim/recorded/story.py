@@ -110,10 +110,7 @@ class Teller:
     """True once the consumer has left or this rank knows that another has. Its own exit is then not an incident."""
 
     def read(self, record: Record) -> None:
-        """Processes one record.
-
-        Raises: TraceError when it is malformed.
-        """
+        """Processes one record. Raises: TraceError when it is malformed."""
         if record.event is not None:
             self._note_event(record.event, record.time_s)
         elif record.time_s is not None:
@@ -267,10 +264,7 @@ class Story:
         return [(rank.rank, rank.parts[round_]) for rank in self.ranks if round_ < len(rank.parts)]
 
     def find_round(self, step: int) -> int:
-        """Returns the round of a step.
-
-        Raises: UsageError when there is no such step.
-        """
+        """Returns the round of a step. Raises: UsageError when there is no such step."""
         for round_ in range(self.rounds):
             if any(item.number == step for _, part in self.list_parts(round_) for item in part.steps):
                 return round_

@@ -152,10 +152,7 @@ def _describe_ending(story: Story) -> str:
 
 
 def write_view(path: Path, story: Story, source: PageSource, *, step: int | None, wanted: Collection[int] = ()) -> None:
-    """Writes the page. It opens at ``step``, or at the beginning.
-
-    Raises: UsageError when there is no such step.
-    """
+    """Writes the page. It opens at ``step``, or at the beginning. Raises: UsageError when there is no such step."""
     ranks = choose_ranks(story, wanted)
     middle = 0 if step is None else story.find_round(step)
     played = choose_rounds(story, ranks, middle)

@@ -201,10 +201,7 @@ class WatchedExecutor(Executor):
     """An executor with remote workers, which it may lose. `run_cells` checks it while it waits."""
 
     def check(self) -> None:
-        """Checks that there are workers.
-
-        Raises: UsageError when there are none.
-        """
+        """Checks that there are workers. Raises: UsageError when there are none."""
 
 
 def run_cells(
@@ -274,10 +271,7 @@ def run_cells(
 
 
 def split_failed(answers: Sequence[CellAnswer | CellFailure]) -> tuple[list[CellAnswer], list[CellFailure]]:
-    """Returns the answers and the failures separately.
-
-    Raises: UsageError when there is no answer at all.
-    """
+    """Returns the answers and the failures separately. Raises: UsageError when there is no answer at all."""
     found = [answer for answer in answers if isinstance(answer, CellAnswer)]
     failed = [answer for answer in answers if isinstance(answer, CellFailure)]
     if failed and not found:

@@ -88,20 +88,14 @@ class _DaskExecutor(WatchedExecutor):
         """When a worker was last seen."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Returns Dask's future.
-
-        Raises: UsageError when the cluster is gone.
-        """
+        """Returns Dask's future. Raises: UsageError when the cluster is gone."""
         try:
             return self._executor.submit(fn, *args, **kwargs)
         except Exception as error:  # Dask has errors of its own for it
             raise ClusterGone(f"{self._address} is gone: {' '.join(str(error).split())[:100]}") from error
 
     def check(self) -> None:
-        """Checks that there are a scheduler and a worker.
-
-        Raises: UsageError when there are not.
-        """
+        """Checks that there are a scheduler and a worker. Raises: UsageError when there are not."""
         if self._client.status not in ("running", "connecting", "newly-created"):
             raise ClusterGone(f"{self._address} is gone")
         now_s = time.monotonic()
@@ -122,11 +116,9 @@ class Client(Protocol):
 
     def get_executor(self) -> Executor:
         """Returns the client's executor."""
-        ...
 
     def nthreads(self) -> Mapping[str, int]:
         """Returns the threads of each worker."""
-        ...
 
 
 @contextmanager

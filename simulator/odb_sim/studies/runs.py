@@ -162,10 +162,7 @@ class Run(Epoch):
         return self.workload.samples_total - sum(start.read_samples - len(start.carried) for start in self.starts)
 
     def build_config(self) -> Config:
-        """Returns the configuration of rank 0.
-
-        Raises: UsageError when a value is not valid.
-        """
+        """Returns the configuration of rank 0. Raises: UsageError when a value is not valid."""
         config = Config(
             rank=0,
             world_size=self.workload.ranks,

@@ -78,10 +78,7 @@ class Study:
         return terms.apply(what)
 
     def check(self, points: Sequence[Point]) -> None:
-        """Checks that every point is valid, before any is run.
-
-        Raises: UsageError when one is not.
-        """
+        """Checks that every point is valid, before any is run. Raises: UsageError when one is not."""
         for ranks in dict.fromkeys(point.ranks for point in points):
             workload = self.build_workload(ranks)
             for point in points:

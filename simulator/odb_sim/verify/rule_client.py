@@ -217,10 +217,7 @@ class RemoteRule:
     process: RuleProcess
 
     def compute_target(self, agreement: Offer) -> int:
-        """Returns the rule's answer.
-
-        Raises: RuleError when there is none.
-        """
+        """Returns the rule's answer. Raises: RuleError when there is none."""
         (answer,) = self.process.ask([agreement])
         if isinstance(answer, str):
             raise RuleError(f"rule {self.name!r} {answer}")

@@ -91,10 +91,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 
 
 def build_reading(options: argparse.Namespace) -> RowReading:
-    """Returns how to read rows, according to the options.
-
-    Raises: UsageError when they make no sense.
-    """
+    """Returns how to read rows, according to the options. Raises: UsageError when they make no sense."""
     if options.max_length is not None and options.max_length < 1:
         raise UsageError(f"--max-length must be at least 1, got {options.max_length}")
     return RowReading(
