@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,13 +29,12 @@ from odb_ref.arrays.windows import Windows, accumulate_rows, compute_ragged, enc
 from odb_ref.core.batching import alignment
 from odb_ref.core.batching.alignment import align, is_due
 from odb_ref.core.batching.cost import get_cost
-from odb_ref.core.batching.grouping import compute_groups, compute_rows
+from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.shards import Draw
 from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import Config
-from odb_ref.core.effects import PostOffer
 from odb_ref.core.offer import reduce_offers
 from odb_ref.core.rounds import (
     ask_for_samples,
@@ -98,99 +98,68 @@ def read_runs(arrays: Windows, row: int, begins: list[int], ends: list[int]) -> 
     return tuple(tuple(reversed(positions[begin:end])) for begin, end in zip(begins, ends, strict=True))
 
 
-two_limits = st.tuples(st.integers(1, 12), st.integers(1, 12))
+def read_neighbours(arrays: Windows, row: int, begins: list[int], ends: list[int]) -> Positions:
+    positions = arrays.positions[row].tolist()
+    return tuple(tuple(positions[begin:end]) for begin, end in zip(begins, ends, strict=True))
 
 
-@given(draw_windows(resources=2), st.integers(1, 200), two_limits, st.sampled_from(Sizes))
-def test_groups(windows: list[Group], budget: int, limits: tuple[int, int], sizes: Sizes) -> None:
-    arrays = make_arrays(windows)
-    for bounding in ((), limits) if arrays.used else ((),):
-        bounds = compute_group_bounds(arrays if bounding else replace(arrays, used=()), budget, bounding, sizes=sizes)
-        to_emit = count_groups_to_emit(arrays, bounds, Layout.PADDED, budget)
-        for row, window in enumerate(windows):
-            groups = StepOrder.FULLEST.compute_groups(window, Layout.PADDED, budget, bounding, sizes=sizes)
-            assert count_groups(bounds)[row] == len(groups)
-            assert to_emit[row] == alignment.count_groups_to_emit(groups, Layout.PADDED, budget)
-            edges = bounds[row, : len(groups) + 1].tolist()
-            assert read_runs(arrays, row, edges[:-1], edges[1:]) == list_positions(groups)
-
-
-@given(draw_windows(resources=2), st.integers(1, 200), two_limits)
-def test_packed_groups(windows: list[Group], budget: int, limits: tuple[int, int]) -> None:
-    arrays = make_arrays(windows)
-    for bounding in ((), limits) if arrays.used else ((),):
-        held = arrays if bounding else replace(arrays, used=())
-        packed, bounds = pack_windows(held, budget, bounding)
-        to_emit = count_groups_to_emit(packed, bounds, Layout.PACKED, budget)
-        for row, window in enumerate(windows):
-            groups = compute_rows(window, budget, bounding)
-            assert to_emit[row] == alignment.count_groups_to_emit(groups, Layout.PACKED, budget)
-            edges = bounds[row, : len(groups) + 1].tolist()
-            assert read_runs(packed, row, edges[:-1], edges[1:]) == list_positions(groups)
-            assert count_groups(bounds)[row] == len(groups)
-
-
-@given(
-    draw_windows(),
-    st.integers(1, 120),
-    st.integers(1, 30),
-    st.lists(st.integers(0, 60), min_size=4, max_size=4),
-    costs_by_name,
+@pytest.mark.parametrize(
+    ("order", "layout"),
+    [
+        (StepOrder.FULLEST, Layout.PADDED),
+        (StepOrder.FULLEST, Layout.PACKED),
+        (StepOrder.SAMPLER, Layout.PADDED),
+        (StepOrder.SAMPLER, Layout.PACKED),
+    ],
 )
-def test_alignment_of_packed_groups(
-    windows: list[Group], budget: int, target: int, ages: list[int], draw_cost: str
-) -> None:
-    arrays, bounds = pack_windows(make_arrays(windows), budget)
-    due = find_due(arrays, bounds, np.array(ages[: len(windows)]))
-    cost = get_cost(draw_cost)
-    runs = align_windows(arrays, bounds, target, due, layout=Layout.PACKED, cost=cost)
-    tokens = runs.compute_tokens(arrays, Layout.PACKED)
-    for row, window in enumerate(windows):
-        groups = compute_rows(window, budget)
-        assert due[row, : len(groups)].tolist() == [is_due(group, ages[row]) for group in groups]
-        steps, carried = align(groups, target, ages[row], Layout.PACKED, cost=cost)
-        assert read_runs(arrays, row, runs.begins[row].tolist(), runs.ends[row].tolist()) == list_positions(steps)
-        emitted = {sample.position for step in steps for sample in step}
-        assert {sample.position for sample in window} - emitted == {sample.position for sample in carried}
-        assert tokens[row].tolist() == [Layout.PACKED.compute_tokens(step) for step in steps]
-
-
 @given(
     draw_windows(resources=2),
     st.integers(1, 200),
     st.tuples(st.integers(1, 12), st.integers(1, 12)),
     st.integers(1, 30),
     st.lists(st.integers(0, 60), min_size=4, max_size=4),
-    st.tuples(st.sampled_from(Layout), costs_by_name),
+    st.tuples(costs_by_name, st.sampled_from(Sizes)),
 )
-def test_neighbours_and_their_alignment(
-    windows: list[Group], budget: int, limits: tuple[int, int], target: int, ages: list[int], how: tuple[Layout, str]
+def test_groups_and_their_alignment(
+    order: StepOrder,
+    layout: Layout,
+    windows: list[Group],
+    budget: int,
+    limits: tuple[int, int],
+    target: int,
+    ages: list[int],
+    how: tuple[str, Sizes],
 ) -> None:
-    arrays = make_arrays(windows)
-    layout, cost = how[0], get_cost(how[1])
-    for bounding in ((), limits) if arrays.used else ((),):
-        held = arrays if bounding else replace(arrays, used=())
-        lined, bounds = line_up_windows(held, layout, budget, bounding)
-        due = find_due(lined, bounds, np.array(ages[: len(windows)]))
-        runs = align_windows(lined, bounds, target, due, layout=layout, step_order=StepOrder.SAMPLER, cost=cost)
-        tokens, longest = runs.compute_tokens(lined, layout), runs.compute_longest(lined)
-        to_emit = count_groups_to_emit(lined, bounds, layout, budget)
+    held = make_arrays(windows)
+    is_grouped = order is StepOrder.FULLEST and layout is Layout.PADDED
+    cost, sizes = get_cost(how[0]), how[1] if is_grouped else Sizes.ANY
+    read = read_neighbours if order is StepOrder.SAMPLER else read_runs
+    for bounding in ((), limits) if held.used else ((),):
+        arrays = held if bounding else replace(held, used=())
+        if order is StepOrder.SAMPLER:
+            arrays, bounds = line_up_windows(arrays, layout, budget, bounding)
+        elif layout is Layout.PACKED:
+            arrays, bounds = pack_windows(arrays, budget, bounding)
+        else:
+            bounds = compute_group_bounds(arrays, budget, bounding, sizes=sizes)
+        due = find_due(arrays, bounds, np.array(ages[: len(windows)]))
+        runs = align_windows(arrays, bounds, target, due, layout=layout, step_order=order, cost=cost, sizes=sizes)
+        to_emit = count_groups_to_emit(arrays, bounds, layout, budget)
+        tokens, longest = runs.compute_tokens(arrays, layout), runs.compute_longest(arrays)
         for row, window in enumerate(windows):
-            groups = StepOrder.SAMPLER.compute_groups(window, layout, budget, bounding)
+            groups = order.compute_groups(window, layout, budget, bounding, sizes=sizes)
             edges = bounds[row, : len(groups) + 1].tolist()
             assert count_groups(bounds)[row] == len(groups)
             assert to_emit[row] == alignment.count_groups_to_emit(groups, layout, budget)
-            assert read_neighbours(lined, row, edges[:-1], edges[1:]) == list_positions(groups)
-            steps, _ = align(groups, target, ages[row], layout, StepOrder.SAMPLER, cost=cost)
-            found = read_neighbours(lined, row, runs.begins[row].tolist(), runs.ends[row].tolist())
-            assert found == list_positions(steps)
+            assert read(arrays, row, edges[:-1], edges[1:]) == list_positions(groups)
+            assert due[row, : len(groups)].tolist() == [is_due(group, ages[row]) for group in groups]
+            assert not due[row, len(groups) :].any()
+            steps, carried = align(groups, target, ages[row], layout, order, cost=cost, sizes=sizes)
+            assert read(arrays, row, runs.begins[row].tolist(), runs.ends[row].tolist()) == list_positions(steps)
+            emitted = {sample.position for step in steps for sample in step}
+            assert {sample.position for sample in window} - emitted == {sample.position for sample in carried}
             assert tokens[row].tolist() == [layout.compute_tokens(step) for step in steps]
             assert longest[row].tolist() == [max((sample.length for sample in step), default=0) for step in steps]
-
-
-def read_neighbours(arrays: Windows, row: int, begins: list[int], ends: list[int]) -> Positions:
-    positions = arrays.positions[row].tolist()
-    return tuple(tuple(positions[begin:end]) for begin, end in zip(begins, ends, strict=True))
 
 
 @given(draw_windows(), st.integers(1, 60), st.integers(1, 30), st.integers(0, 2**63 - 1), st.integers(0, 99))
@@ -203,33 +172,6 @@ def test_shuffling(windows: list[Group], budget: int, target: int, seed: int, ro
         aligned, _ = align(compute_groups(window, budget), target, 0)
         steps = StepOrder.SHUFFLED.arrange(aligned, seed, round_)
         assert read_runs(arrays, row, runs.begins[row].tolist(), runs.ends[row].tolist()) == list_positions(steps)
-
-
-@given(
-    draw_windows(),
-    st.integers(1, 120),
-    st.integers(1, 30),
-    st.lists(st.integers(0, 60), min_size=4, max_size=4),
-    st.sampled_from(Sizes),
-)
-def test_due_groups_and_alignment(
-    windows: list[Group], budget: int, target: int, ages: list[int], sizes: Sizes
-) -> None:
-    arrays = make_arrays(windows)
-    due_before = np.array(ages[: len(windows)])
-    bounds = compute_group_bounds(arrays, budget, sizes=sizes)
-    due = find_due(arrays, bounds, due_before)
-    runs = align_windows(arrays, bounds, target, due, sizes=sizes)
-    longest = runs.compute_longest(arrays)
-    for row, window in enumerate(windows):
-        groups = StepOrder.FULLEST.compute_groups(window, Layout.PADDED, budget, sizes=sizes)
-        assert due[row, : len(groups)].tolist() == [is_due(group, ages[row]) for group in groups]
-        assert not due[row, len(groups) :].any()
-        steps, carried = align(groups, target, ages[row], sizes=sizes)
-        assert read_runs(arrays, row, runs.begins[row].tolist(), runs.ends[row].tolist()) == list_positions(steps)
-        emitted = {sample.position for step in steps for sample in step}
-        assert {sample.position for sample in window} - emitted == {sample.position for sample in carried}
-        assert longest[row].tolist() == [max((sample.length for sample in step), default=0) for step in steps]
 
 
 def test_groups_are_halved_alike() -> None:
@@ -277,7 +219,6 @@ def test_offers(
     offers = []
     for state in states:
         _, (effect,) = post_when_ready(config, state)
-        assert isinstance(effect, PostOffer)
         offers.append(effect.offer)
     arrays = make_arrays(windows)
     bounds = compute_group_bounds(arrays, config.budget_tokens)

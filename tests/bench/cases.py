@@ -48,7 +48,6 @@ class Case:
 
 
 def has_peer() -> bool:
-    """Returns True if the peer is installed."""
     return importlib.util.find_spec("odb") is not None
 
 
@@ -234,5 +233,4 @@ CASES = (
 
 
 def get_case(name: str) -> Case:
-    """Returns the case called ``name``."""
     return next(case for case in CASES if case.name == name)

@@ -27,12 +27,12 @@ WINDOW_SAMPLES: Final = 1024
 SAMPLES: Final = 100_000
 
 
-def measure_core(repetitions: int, say: Callable[[str], None], samples: int = SAMPLES) -> dict[str, dict[str, float]]:
+def measure_core(repetitions: int, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
     """Returns by trace the samples per second of processor time, from the best repetition, and the samples per step."""
     found = {}
     for trace in list_bundled_names():
         say(trace)
-        tokens = build_workload(load_lengths(trace), ranks=1, samples=samples).tokens.tolist()
+        tokens = build_workload(load_lengths(trace), ranks=1, samples=SAMPLES).tokens.tolist()
         shard = tuple(Sample(place, place, length, length) for place, length in enumerate(tokens))
         runs = [run_epoch(shard) for _ in range(repetitions)]
         seconds, steps = min(runs)
@@ -89,7 +89,6 @@ def _answer(effect: Effect, shard: tuple[Sample, ...], read: int) -> Event:
 
 
 def print_core(found: dict[str, dict[str, float]]) -> None:
-    """Prints the table."""
     print_table(
         f"The core by itself, one rank, checks on, window {WINDOW_SAMPLES:,}, budget {BUDGET_TOKENS:,}",
         ["trace", "samples per step", "samples per second"],

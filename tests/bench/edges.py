@@ -258,7 +258,6 @@ def _read_memory() -> float:
 
 
 def measure_edges(names: Sequence[str], repetitions: int | None, say: Callable[[str], None]) -> Spec:
-    """Returns all figures by line."""
     found: Spec = {}
     for name in names:
         say(f"edges: {name}")

@@ -27,7 +27,6 @@ VOCABULARY = 32
 
 
 def make_dataset(spec: Spec, rank: int) -> Texts | Stream:
-    """Returns the shard of ``rank``."""
     sizes = spec["shards"]
     lengths = compute_shards(spec["trace"], sizes, spec.get("seed", 0))[rank]
     fault = spec.get("fault")

@@ -129,7 +129,6 @@ def collate_slowly(samples: list[Sample]) -> dict[str, float]:
 
 
 def list_cases() -> list[Case]:
-    """Returns every case."""
     return [
         Case(kind=kind, workers=workers, waits_for=name) for kind in KINDS for workers in WORKERS for name in STEPS_S
     ]
@@ -248,7 +247,6 @@ def compare_with_model(cases: Sequence[Case], repetitions: int, say: Callable[[s
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """Prints a row for each case."""
     print_table(
         f"Loader model, {SAMPLES} samples of {TRACE}: samples/s between the first batch and the last",
         [
@@ -282,5 +280,4 @@ def print_findings(findings: Sequence[Finding]) -> None:
 
 
 def encode(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Returns the findings for JSON."""
     return [{**asdict(found), "error": found.error, "verdict": found.verdict} for found in findings]

@@ -196,7 +196,6 @@ def print_peers(figures: dict[str, Any]) -> bool:
 
 
 def measure_plans(say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns all figures."""
     return {"quality": measure_quality(say), "speed": measure_speed(say), "peers": measure_peers(say)}
 
 

@@ -58,7 +58,6 @@ class Clock:
     _before_s: float = 0.0
 
     def start(self) -> None:
-        """Begins a stretch."""
         self._before_s = self.wall_s - self.cpu_s - self.queued_s
         self.wall_s -= time.monotonic()
         self.cpu_s -= time.thread_time()

@@ -213,7 +213,6 @@ def _list_missed(found: Mapping[Cell, Mapping[str, Summary]]) -> list[Miss]:
 
 
 def encode(found: Mapping[Cell, Mapping[str, Summary]]) -> list[dict[str, object]]:
-    """Returns what ``--json`` writes about every cell."""
     return [
         {**asdict(cell), "ways": {name: summary.to_json() for name, summary in ways.items()}}
         for cell, ways in found.items()

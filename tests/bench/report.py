@@ -28,7 +28,6 @@ class Spread:
         return f"{format_number(self.median)} ({format_number(self.least)} to {format_number(self.greatest)})"
 
     def to_json(self) -> dict[str, float]:
-        """Returns the values by name."""
         return {"min": self.least, "median": self.median, "max": self.greatest}
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import subprocess
 import sys
 import time
 from typing import Final
@@ -20,6 +19,7 @@ from odb_sim.inputs.workload import build_workload
 from odb_sim.studies.runs import Driver, Run, run
 
 from tests.bench.report import print_table
+from tests.helpers.capture import capture
 
 TRACE: Final = "azure_llm_2023_conv"
 BUDGET_TOKENS: Final = 12288
@@ -41,12 +41,11 @@ def measure(ranks: int, samples: int, driver: Driver) -> dict[str, float]:
 def measure_apart(ranks: int, samples: int, driver: Driver) -> dict[str, float]:
     """Calls `measure` in a new process."""
     command = [sys.executable, "-m", "tests.bench.scale", "--one", str(ranks), str(samples), driver]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    output = capture(command, check=True).stdout
     return {key: float(value) for key, value in json.loads(output).items()}
 
 
 def main() -> None:
-    """Prints the curve."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 32, 128, 512, 2048], metavar="N")
     parser.add_argument("--samples-per-rank", type=int, default=610, metavar="M")

@@ -45,7 +45,6 @@ class Runs:
     troubles: list[str] = field(default_factory=list)
 
     def add(self, results: Sequence[Rank]) -> None:
-        """Adds a repetition."""
         found = [rank.found for rank in results]
         errors = [f"rank {number}: {item['error']}" for number, item in enumerate(found) if item["error"]]
         if errors:

@@ -278,7 +278,6 @@ def print_race(figures: dict[str, Any]) -> bool:
 
 
 def measure_updates(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measures both."""
     return {"dealing": measure_dealing(say), "shares": measure_shares(), "race": measure_race(repetitions, say)}
 
 
@@ -291,5 +290,4 @@ def print_updates(figures: dict[str, Any]) -> bool:
 
 
 def encode(figures: dict[str, Any]) -> dict[str, Any]:
-    """Returns the figures for JSON."""
     return figures | {"dealing": [asdict(item) for item in figures["dealing"]]}

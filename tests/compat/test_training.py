@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.capture import capture
 from tests.integrations import require
 
 require("transformers")
@@ -288,7 +288,7 @@ def test_the_readme_of_the_release_runs_with_the_import_changed(tmp_path: Path) 
 def test_what_the_release_makes_of_its_own_loops(tmp_path: Path) -> None:
     """It runs in one process, in which the release also shows the model every sample. A failure at its end does not count."""
     command = [sys.executable, "-m", "tests.compat.test_training", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = capture(command, timeout=120)
     print(done.stderr[-1000:])
     if done.returncode == 0:
         assert done.stdout.splitlines()[-1] == str([len(ALL), len(ALL)])

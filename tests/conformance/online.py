@@ -118,7 +118,6 @@ class _Until(ByArrival):
         self._steps = steps
 
     def choose(self, world: World) -> Choice | None:
-        """Returns any choice that can happen."""
         choices = [
             (action, rank)
             for action, rank in world.compute_choices()
@@ -128,7 +127,6 @@ class _Until(ByArrival):
 
 
 def make_configs(question: Mapping[str, Json]) -> list[Config]:
-    """Returns the configuration of each rank of an epoch."""
     settings: Any = question["settings"]
     ranks, terms = len(_list(question["lengths"])), decode_epoch(question).terms
     config = Config(
@@ -148,7 +146,6 @@ def make_configs(question: Mapping[str, Json]) -> list[Config]:
 
 
 def make_shards(question: Mapping[str, Json]) -> list[tuple[Sample, ...]]:
-    """Returns the samples of each rank."""
     problem = decode_epoch(question)
     columns = zip(problem.lengths, problem.supervised or problem.lengths, strict=True)
     return [
@@ -197,7 +194,6 @@ def read_offer(record: Mapping[str, Json]) -> Offer:
 
 
 def write_offer(offer: Offer) -> dict[str, Json]:
-    """Returns an offer as JSON."""
     return {name: None if name in _LEAST and value == NONE else value for name, value in asdict(offer).items()}
 
 

@@ -43,8 +43,6 @@ def _load(package: str, path: str) -> Any:
     with _importing:
         if name not in sys.modules:
             spec = spec_from_file_location(name, _find_file(package, path))
-            assert spec is not None
-            assert spec.loader is not None
             module = sys.modules[name] = module_from_spec(spec)
             spec.loader.exec_module(module)
         return sys.modules[name]

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from odb_ref.conformance.judge import RULES
+from tests.helpers.capture import capture
 
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "build" / "peers"
@@ -172,13 +173,10 @@ def list_paths(folder: Path | None) -> dict[str, str]:
 
 
 def ask(peer: Peer, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Runs the kit on a planner."""
     environment = os.environ | list_paths(install(peer))
     command = [sys.executable, "-m", "odb_ref.conformance", "run", "--planner", peer.planner]
     command += ["--ranks"] * peer.has_ranks + (["--without", peer.without] if peer.without else [])
-    return subprocess.run(
-        [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800, check=False
-    )
+    return capture([*command, *arguments], cwd=ROOT, env=environment, timeout=1800)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -210,9 +208,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def show_again(name: str, rule: str, command: str, case: str) -> bool:
     """Returns True if the command of a red cell reports that the case breaks the rule."""
-    done = subprocess.run(
-        [sys.executable, *command.split()[1:]], cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False
-    )
+    done = capture([sys.executable, *command.split()[1:]], cwd=ROOT, timeout=1800)
     broken = [line for line in done.stdout.splitlines() if line.startswith(f"{case}: ")]
     is_shown = done.returncode == 1 and any(rule in line.split(": ")[1].split(", ") for line in broken)
     sys.stdout.write(f"{'shown' if is_shown else 'NOT SHOWN'}: {name} {rule}: {command}\n")
@@ -221,7 +217,6 @@ def show_again(name: str, rule: str, command: str, case: str) -> bool:
 
 
 def render(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Returns the page."""
     names = [name for name in RULES if name not in ("EXACT", "RESTORE", "REPORT", "ORDER")]
     lines = [
         "# Scoreboard",

@@ -23,6 +23,7 @@ from odb_ref.conformance.vectors import PLANNED, VECTORS, Problem, decode, encod
 from tests.conformance import planted
 from tests.conformance.best import find_best
 from tests.conformance.ours import plan_here, plan_there
+from tests.helpers.capture import capture
 from tests.proofs.vectors import RULES_OF
 
 CASES = [*read_cases()]
@@ -154,7 +155,7 @@ def test_what_is_no_answer_is_a_verdict_and_ends_nobody(planner: Callable[[Any],
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "odb_ref.conformance", "run", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return capture(command, timeout=120)
 
 
 @pytest.mark.deep
@@ -216,7 +217,6 @@ def test_a_program_that_ended_before_it_was_asked_has_refused_nothing() -> None:
     """A broken pipe would be taken for a refusal, and for a right one where a refusal is expected."""
     program = Program([sys.executable, "-c", ""], "0")
     program._start()
-    assert program._process is not None
     program._process.wait()
     with pytest.raises(PlannerEndedError, match="takes no question"):
         program.answer({"lengths": [3]})

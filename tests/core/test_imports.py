@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import odb_ref.core
 from odb_ref.core.batching.cost import make_own_cost
 from odb_ref.core.peers import describe_held
+from tests.helpers.capture import capture
 from tests.helpers.world import make_configs, run_by_arrival
 
 CORE = Path(odb_ref.core.__file__).parent
@@ -28,7 +28,7 @@ def test_the_core_imports_neither_torch_nor_simpy_nor_numpy() -> None:
         f"for name in {[name.removesuffix('.__init__') for name in names]!r}: importlib.import_module(name)\n"
         "print(*sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = capture([sys.executable, "-c", program], check=True)
     foreign = {name for name in done.stdout.split() if not name.startswith(("_", "sitecustomize"))}
     assert foreign == {"odb_ref"}
 
@@ -70,11 +70,9 @@ def test_every_process_decides_alike() -> None:
     """Spec: R3, R7.3, R17.3. Checks: ALIGN, ABORT, REPLAY. The hashes of strings differ between processes."""
     program = "from tests.core.test_imports import tell_decisions; print(tell_decisions())"
     told = {
-        subprocess.run(
+        capture(
             [sys.executable, "-c", program],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
             check=True,
         ).stdout
         for seed in ("1", "2")

@@ -294,7 +294,6 @@ class OwnRule:
     name: str = "paper"
 
     def compute_target(self, agreement: Offer) -> int:
-        """Returns 1."""
         return 1
 
 

@@ -23,7 +23,6 @@ def test_a_failure_ends_all_ranks_with_one_outcome(after: int, ranks: int) -> No
     """Spec: R7, R7.2. Checks: ABORT."""
     world = run(after, Fault("fail", 1, after), ranks=ranks)
     first, *others = world.outcomes
-    assert first is not None
     assert all(other == first for other in others)
     assert (first.kind, first.rank, first.cause) == (OutcomeKind.FAILED, 1, "broken sample")
     limits = {rank.finish.step_limit for rank in world.nodes if rank.finish}
@@ -37,7 +36,6 @@ def test_a_lost_rank_ends_the_others_who_name_it(after: int) -> None:
     world = run(after, Fault("kill", 1, after))
     for number in (0, 2):
         outcome = world.outcomes[number]
-        assert outcome is not None
         assert (outcome.kind, outcome.rank, outcome.cause) == (OutcomeKind.LOST, 1, "process gone")
     assert world.outcomes[1] is None
 
@@ -60,6 +58,5 @@ def test_ranks_that_are_configured_differently_never_take_a_step(changes: dict[s
     configs[2] = make_configs(3, **changes)[2]
     world = run_by_arrival(SHARDS, configs, seed=0)
     for rank, outcome in zip(world.nodes, world.outcomes, strict=True):
-        assert outcome is not None
         assert (outcome.kind, outcome.rank, outcome.cause) == (OutcomeKind.MISMATCH, 2, cause)
         assert rank.taken == []

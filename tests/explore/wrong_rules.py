@@ -38,260 +38,197 @@ def _rule(body: str, *, name: str = "'mine'", members: str = "", before: str = "
 
 BOUNDS, PURE, NAME, HOLDS = "RULE-BOUNDS", "RULE-PURE", "RULE-NAME", ""
 
+
+def _expect(property_: str, rules: dict[str, str]) -> dict[str, tuple[str, str]]:
+    """Returns the rules by title, each with the property that it violates."""
+    return {title: (property_, text) for title, text in rules.items()}
+
+
 ENDINGS = {
-    "exits with status 0": (BOUNDS, _rule("sys.exit(0)")),
-    "exits in the middle of a job": (BOUNDS, _rule("if a.round_max == 41: sys.exit(0)\nreturn odb")),
-    "ends its process": (BOUNDS, _rule("if a.samples_max > 900: os._exit(0)\nreturn odb")),
-    "loops": (BOUNDS, _rule("while a.round_max == 77: pass\nreturn odb")),
-    "loops and catches everything": (
-        BOUNDS,
-        _rule(
-            "while a.round_max == 77:\n    try:\n        time.sleep(0.01)\n    except BaseException: pass\nreturn odb"
-        ),
+    "exits with status 0": _rule("sys.exit(0)"),
+    "exits in the middle of a job": _rule("if a.round_max == 41: sys.exit(0)\nreturn odb"),
+    "ends its process": _rule("if a.samples_max > 900: os._exit(0)\nreturn odb"),
+    "loops": _rule("while a.round_max == 77: pass\nreturn odb"),
+    "loops and catches everything": _rule(
+        "while a.round_max == 77:\n    try:\n        time.sleep(0.01)\n    except BaseException: pass\nreturn odb"
     ),
-    "takes all memory": (BOUNDS, _rule("return odb + 0 * len([0] * 10**10)")),
-    "recurses": (BOUNDS, _rule("return self.compute_target(a)")),
+    "takes all memory": _rule("return odb + 0 * len([0] * 10**10)"),
+    "recurses": _rule("return self.compute_target(a)"),
 }
 ANSWERS = {
-    "numpy integer": (BOUNDS, _rule("return np.int64(odb)", before="import numpy as np")),
-    "a float": (BOUNDS, _rule("return (a.groups_max + odb) / 2")),
-    "nothing in a branch": (BOUNDS, _rule("if a.samples_min: return odb")),
-    "a truth value": (BOUNDS, _rule("return odb if odb > 1 else odb == 1")),
-    "an int of its own": (BOUNDS, _rule("return I(odb)", before="class I(int): pass")),
-    "forgets what is due": (BOUNDS, _rule("return a.groups_max if a.groups_min == NONE else a.groups_min")),
-    "counts with nobody": (BOUNDS, _rule("return max(a.due_max, (a.groups_min + a.groups_max) // 2)")),
-    "closes while a rank is dry": (BOUNDS, _rule("return odb if a.samples_min else a.due_max")),
-    "divides by the dry rank's samples": (BOUNDS, _rule("return max(odb, a.samples_max // a.samples_min // 99)")),
-    "one too many in round 37": (BOUNDS, _rule("return top + 1 if a.round_max == 37 else odb")),
-    "one too many every 200th round": (BOUNDS, _rule("return top + 1 if a.round_max % 200 == 199 else odb")),
-    "wrong above 5,000 samples": (BOUNDS, _rule("return top + 1 if top > 5_000 else odb")),
-    "wrong at one size of 123,457": (BOUNDS, _rule("return top + 1 if top == 123_457 else odb")),
-    "wrong for few numbers of groups, such as 521": (
-        BOUNDS,
-        _rule("return top + 1 if a.groups_max**2 % 1_000_003 == 271_441 else odb"),
+    "numpy integer": _rule("return np.int64(odb)", before="import numpy as np"),
+    "a float": _rule("return (a.groups_max + odb) / 2"),
+    "nothing in a branch": _rule("if a.samples_min: return odb"),
+    "a truth value": _rule("return odb if odb > 1 else odb == 1"),
+    "an int of its own": _rule("return I(odb)", before="class I(int): pass"),
+    "forgets what is due": _rule("return a.groups_max if a.groups_min == NONE else a.groups_min"),
+    "counts with nobody": _rule("return max(a.due_max, (a.groups_min + a.groups_max) // 2)"),
+    "closes while a rank is dry": _rule("return odb if a.samples_min else a.due_max"),
+    "divides by the dry rank's samples": _rule("return max(odb, a.samples_max // a.samples_min // 99)"),
+    "one too many in round 37": _rule("return top + 1 if a.round_max == 37 else odb"),
+    "one too many every 200th round": _rule("return top + 1 if a.round_max % 200 == 199 else odb"),
+    "wrong above 5,000 samples": _rule("return top + 1 if top > 5_000 else odb"),
+    "wrong at one size of 123,457": _rule("return top + 1 if top == 123_457 else odb"),
+    "wrong for few numbers of groups, such as 521": _rule(
+        "return top + 1 if a.groups_max**2 % 1_000_003 == 271_441 else odb"
     ),
-    "wrong in round 1,000,003": (BOUNDS, _rule("return top + 1 if a.round_max == 1_000_003 else odb")),
-    "wrong for 2^33 samples and more": (BOUNDS, _rule("return top + 1 if top >> 33 else odb")),
-    "moves the goalposts": (
-        BOUNDS,
-        _rule(
-            "return top + 1",
-            before="import odb_ref.core.batching.rules as r\nr.compute_bounds = lambda agreement: (0, 2**63)",
-        ),
+    "wrong in round 1,000,003": _rule("return top + 1 if a.round_max == 1_000_003 else odb"),
+    "wrong for 2^33 samples and more": _rule("return top + 1 if top >> 33 else odb"),
+    "moves the goalposts": _rule(
+        "return top + 1",
+        before="import odb_ref.core.batching.rules as r\nr.compute_bounds = lambda agreement: (0, 2**63)",
     ),
+    "wrong where 4,242 groups are due": _rule("return odb - (a.due_max == 4_242)"),
+    "one too many under a low budget": _rule("return top + 1 if a.budget_min < 40 else odb"),
+    "one too many under one budget": _rule("return top + 1 if a.budget_min == 7_919 else odb"),
 }
 IMPURE = {
-    "reads RANK": (PURE, _rule("return top if os.environ.get('RANK') == '1' else odb")),
-    "reads LOCAL_RANK on a late rank": (PURE, _rule("return top if os.environ.get('LOCAL_RANK') == '6' else odb")),
-    "reads the clock": (PURE, _rule("return top if int(time.time() / 1e5) % 2 else odb")),
-    "reads the date": (PURE, _rule("return top if datetime.datetime.now().toordinal() % 2 else odb")),
-    "reads the uptime": (PURE, _rule("return top if int(time.monotonic_ns() // 1e14) % 2 else odb")),
-    "reads the host's name": (PURE, _rule("return top if socket.gethostname().endswith('1') else odb")),
-    "hashes a word": (PURE, _rule("return top if hash('word') % 3 else odb")),
-    "walks through a set": (PURE, _rule("return top if next(iter({'a', 'b', 'c', 'd'})) == 'a' else odb")),
-    "walks through a set that begins so with few hash seeds": (
-        PURE,
-        _rule(
-            "return top if next(iter(set('fewest most middle due held left round half third ten'.split()))) == 'ten' else odb"
-        ),
+    "reads RANK": _rule("return top if os.environ.get('RANK') == '1' else odb"),
+    "reads LOCAL_RANK on a late rank": _rule("return top if os.environ.get('LOCAL_RANK') == '6' else odb"),
+    "reads the clock": _rule("return top if int(time.time() / 1e5) % 2 else odb"),
+    "reads the date": _rule("return top if datetime.datetime.now().toordinal() % 2 else odb"),
+    "reads the uptime": _rule("return top if int(time.monotonic_ns() // 1e14) % 2 else odb"),
+    "reads the host's name": _rule("return top if socket.gethostname().endswith('1') else odb"),
+    "hashes a word": _rule("return top if hash('word') % 3 else odb"),
+    "walks through a set": _rule("return top if next(iter({'a', 'b', 'c', 'd'})) == 'a' else odb"),
+    "walks through a set that begins so with few hash seeds": _rule(
+        "return top if next(iter(set('fewest most middle due held left round half third ten'.split()))) == 'ten' else odb"
     ),
-    "takes an address": (PURE, _rule("return top if id(self) // 64 % 3 else odb")),
-    "takes the process id": (PURE, _rule("return top if os.getpid() % 2 else odb")),
-    "draws": (PURE, _rule("return random.randint(odb, top)")),
-    "draws with a fixed seed": (PURE, _rule("return D.randint(odb, top)", before="D = random.Random(0)")),
-    "every 200th answer": (PURE, _rule("self.n += 1\nreturn top if self.n % 200 == 0 else odb", members="n = 0")),
-    "remembers the last answer": (
-        PURE,
-        _rule("self.n = max(odb, min(top, self.n + 1))\nreturn self.n", members="n = 0"),
+    "takes an address": _rule("return top if id(self) // 64 % 3 else odb"),
+    "takes the process id": _rule("return top if os.getpid() % 2 else odb"),
+    "draws": _rule("return random.randint(odb, top)"),
+    "draws with a fixed seed": _rule("return D.randint(odb, top)", before="D = random.Random(0)"),
+    "every 200th answer": _rule("self.n += 1\nreturn top if self.n % 200 == 0 else odb", members="n = 0"),
+    "remembers the last answer": _rule("self.n = max(odb, min(top, self.n + 1))\nreturn self.n", members="n = 0"),
+    "a cache with too small a key": _rule(
+        "return max(odb, min(top, self.c.setdefault(a.groups_max, top)))", members="c = {}"
     ),
-    "a cache with too small a key": (
-        PURE,
-        _rule("return max(odb, min(top, self.c.setdefault(a.groups_max, top)))", members="c = {}"),
+    "counts, to three million": _rule(
+        "self.n += 1\nreturn top if self.n > 3_000_000 else odb", members="def __init__(self): self.n = 0"
     ),
-    "counts, to three million": (
-        PURE,
-        _rule("self.n += 1\nreturn top if self.n > 3_000_000 else odb", members="def __init__(self): self.n = 0"),
+    "remembers in its module": _rule(
+        "return SEEN.setdefault((a.groups_max, a.groups_min, a.due_max), odb)", before="SEEN = {}"
     ),
-    "remembers in its module": (
-        PURE,
-        _rule("return SEEN.setdefault((a.groups_max, a.groups_min, a.due_max), odb)", before="SEEN = {}"),
+    "counts in a default": _rule(
+        "return self.go(odb)", members="def go(self, odb, seen=[]):\n    seen.append(odb)\n    return odb"
     ),
-    "counts in a default": (
-        PURE,
-        _rule("return self.go(odb)", members="def go(self, odb, seen=[]):\n    seen.append(odb)\n    return odb"),
+    "counts in a closure": _rule(
+        "return count(odb)",
+        before="def make():\n    n = 0\n    def count(odb):\n        nonlocal n\n        n += 1\n        return odb\n"
+        "    return count\ncount = make()",
     ),
-    "counts in a closure": (
-        PURE,
-        _rule(
-            "return count(odb)",
-            before="def make():\n    n = 0\n    def count(odb):\n        nonlocal n\n        n += 1\n        return odb\n"
-            "    return count\ncount = make()",
-        ),
+    "counts in its class": _rule("Rule.n += 1\nreturn odb", members="n = 0"),
+    "counts in a slot of another object": _rule(
+        "self.kept[0].n += 1\nreturn odb",
+        before="class Kept:\n    __slots__ = ('n',)\n    def __init__(self): self.n = 0",
+        members="kept = (Kept(),)",
     ),
-    "counts in its class": (PURE, _rule("Rule.n += 1\nreturn odb", members="n = 0")),
-    "counts in a slot of another object": (
-        PURE,
-        _rule(
-            "self.kept[0].n += 1\nreturn odb",
-            before="class Kept:\n    __slots__ = ('n',)\n    def __init__(self): self.n = 0",
-            members="kept = (Kept(),)",
-        ),
+    "counts in an array": _rule("N[7] += 1\nreturn odb", before="import numpy as np\nN = np.zeros(2_000, int)"),
+    "goes through a generator": _rule(
+        "return odb + 0 * next(N)", before="def go():\n    for n in range(10**9): yield n\nN = go()"
     ),
-    "counts in an array": (
-        PURE,
-        _rule("N[7] += 1\nreturn odb", before="import numpy as np\nN = np.zeros(2_000, int)"),
-    ),
-    "goes through a generator": (
-        PURE,
-        _rule("return odb + 0 * next(N)", before="def go():\n    for n in range(10**9): yield n\nN = go()"),
-    ),
-    "the first answer is another": (
-        PURE,
-        _rule("self.n += 1\nreturn top if self.n == 9 else odb", members="n = 0"),
-    ),
+    "the first answer is another": _rule("self.n += 1\nreturn top if self.n == 9 else odb", members="n = 0"),
+    "a name by rank": _rule("return odb", name="'mine' + os.environ.get('RANK', '')"),
+    "a name by process": _rule("return odb", name="f'mine{os.getpid()}'"),
 }
 OUTSIDE = {
-    "reads the local hour": (PURE, _rule("return top if time.localtime().tm_hour % 2 else odb")),
-    "reads the month": (PURE, _rule("return top if time.strftime('%m') > '06' else odb")),
-    "reads today's date": (PURE, _rule("return top if datetime.date.today().year % 2 else odb")),
-    "reads a switch of the command": (PURE, _rule("return top if '--fast' in sys.argv else odb")),
-    "counts the arguments": (PURE, _rule("return top if len(sys.argv) > 9 else odb")),
-    "reads a variable of the environment": (PURE, _rule("return top if os.environ.get('ODB_FAST') else odb")),
-    "reads a variable while it is loaded": (
-        PURE,
-        _rule("return min(top, odb + MORE)", before="MORE = int(os.getenv('ODB_MORE', '0'))"),
+    "reads the local hour": _rule("return top if time.localtime().tm_hour % 2 else odb"),
+    "reads the month": _rule("return top if time.strftime('%m') > '06' else odb"),
+    "reads today's date": _rule("return top if datetime.date.today().year % 2 else odb"),
+    "reads a switch of the command": _rule("return top if '--fast' in sys.argv else odb"),
+    "counts the arguments": _rule("return top if len(sys.argv) > 9 else odb"),
+    "reads a variable of the environment": _rule("return top if os.environ.get('ODB_FAST') else odb"),
+    "reads a variable while it is loaded": _rule(
+        "return min(top, odb + MORE)", before="MORE = int(os.getenv('ODB_MORE', '0'))"
     ),
-    "looks for a variable": (PURE, _rule("return top if 'ODB_FAST' in os.environ else odb")),
-    "reads a file": (PURE, _rule("return top if open('/etc/hostname').read() == 'x' else odb")),
-    "reads a file, and hides that it cannot": (
-        PURE,
-        _rule("try:\n    return min(top, int(open('/no/such/file').read()))\nexcept OSError:\n    return odb"),
+    "looks for a variable": _rule("return top if 'ODB_FAST' in os.environ else odb"),
+    "reads a file": _rule("return top if open('/etc/hostname').read() == 'x' else odb"),
+    "reads a file, and hides that it cannot": _rule(
+        "try:\n    return min(top, int(open('/no/such/file').read()))\nexcept OSError:\n    return odb"
     ),
-    "reads a file while it is loaded": (
-        PURE,
-        _rule("return min(top, odb + MORE)", before="MORE = len(open('/etc/hostname').read()) // 100"),
+    "reads a file while it is loaded": _rule(
+        "return min(top, odb + MORE)", before="MORE = len(open('/etc/hostname').read()) // 100"
     ),
-    "looks for a file": (PURE, _rule("return top if 'fast' in os.listdir('/tmp') else odb")),
-    "asks the network": (PURE, _rule("socket.socket().close()\nreturn odb")),
-    "starts a process": (PURE, _rule("return top if os.system('true') else odb")),
-    "imports when it is asked": (PURE, _rule("import xml.dom.minidom as m\nreturn top if m.Node is None else odb")),
-    "goes by the number of processors": (PURE, _rule("return top if os.cpu_count() % 2 else odb")),
-    "goes by the process's time": (PURE, _rule("return top if int(time.clock_gettime(0) / 1e5) % 2 else odb")),
-    "looks whether a file is there": (PURE, _rule("return top if os.path.exists('/tmp/fast') else odb")),
-    "goes by when a file was written": (PURE, _rule("return top if os.stat('/etc').st_mtime > 4e9 else odb")),
-    "reads the environment as bytes": (PURE, _rule("return top if os.environb.get(b'ODB_FAST') else odb")),
-    "reads the environment below os": (
-        PURE,
-        _rule("return top if posix.environ.get(b'ODB_FAST') else odb", before="import posix"),
+    "looks for a file": _rule("return top if 'fast' in os.listdir('/tmp') else odb"),
+    "asks the network": _rule("socket.socket().close()\nreturn odb"),
+    "starts a process": _rule("return top if os.system('true') else odb"),
+    "imports when it is asked": _rule("import xml.dom.minidom as m\nreturn top if m.Node is None else odb"),
+    "goes by the number of processors": _rule("return top if os.cpu_count() % 2 else odb"),
+    "goes by the process's time": _rule("return top if int(time.clock_gettime(0) / 1e5) % 2 else odb"),
+    "looks whether a file is there": _rule("return top if os.path.exists('/tmp/fast') else odb"),
+    "goes by when a file was written": _rule("return top if os.stat('/etc').st_mtime > 4e9 else odb"),
+    "reads the environment as bytes": _rule("return top if os.environb.get(b'ODB_FAST') else odb"),
+    "reads the environment below os": _rule(
+        "return top if posix.environ.get(b'ODB_FAST') else odb", before="import posix"
     ),
-    "counts a switch of the command": (PURE, _rule("return top if sys.argv.count('--fast') else odb")),
-    "reads the date below datetime": (
-        PURE,
-        _rule("return top if _datetime.datetime.now().year > 2040 else odb", before="import _datetime"),
+    "counts a switch of the command": _rule("return top if sys.argv.count('--fast') else odb"),
+    "reads the date below datetime": _rule(
+        "return top if _datetime.datetime.now().year > 2040 else odb", before="import _datetime"
     ),
-    "goes by the zone of time": (PURE, _rule("return top if time.timezone > 0 else odb")),
-    "goes by its folder": (PURE, _rule("return top if os.getcwd().endswith('fast') else odb")),
-    "goes by its user": (PURE, _rule("return top if os.getuid() == 1234 else odb")),
-    "goes by what is loaded": (PURE, _rule("return top if 'torch.cuda' in sys.modules else odb")),
-    "goes by where it prints to": (PURE, _rule("return top if sys.stdout.isatty() else odb")),
-    "reaches os through a module that may be used": (
-        PURE,
-        _rule("return top if s.argv[1:] == ['--fast'] else odb", before="from dataclasses import sys as s"),
+    "goes by the zone of time": _rule("return top if time.timezone > 0 else odb"),
+    "goes by its folder": _rule("return top if os.getcwd().endswith('fast') else odb"),
+    "goes by its user": _rule("return top if os.getuid() == 1234 else odb"),
+    "goes by what is loaded": _rule("return top if 'torch.cuda' in sys.modules else odb"),
+    "goes by where it prints to": _rule("return top if sys.stdout.isatty() else odb"),
+    "reaches os through a module that may be used": _rule(
+        "return top if s.argv[1:] == ['--fast'] else odb", before="from dataclasses import sys as s"
     ),
-    "draws by a module of NumPy's": (
-        PURE,
-        _rule(
-            "return odb + int(RNG.random() < 1e-9)", before="from numpy.random import default_rng\nRNG = default_rng()"
-        ),
+    "draws by a module of NumPy's": _rule(
+        "return odb + int(RNG.random() < 1e-9)", before="from numpy.random import default_rng\nRNG = default_rng()"
     ),
-    "reads the clock behind what it is shown": (
-        PURE,
-        _rule("return top if getattr(time, '_module', time).time() > 4e9 else odb"),
+    "reads the clock behind what it is shown": _rule(
+        "return top if getattr(time, '_module', time).time() > 4e9 else odb"
     ),
-    "wrong where 4,242 groups are due": (BOUNDS, _rule("return odb - (a.due_max == 4_242)")),
-    "one too many under a low budget": (BOUNDS, _rule("return top + 1 if a.budget_min < 40 else odb")),
-    "one too many under one budget": (BOUNDS, _rule("return top + 1 if a.budget_min == 7_919 else odb")),
 }
 KEPT = "def __init__(self, kind='slow', more=None, by=(1, 2)): self.kind, self.more, self.by = kind, more, by"
 PARAMETERS = {
-    "a word that its name leaves out": (NAME, _rule("return top if self.kind == 'fast' else odb", members=KEPT)),
-    "an option that its name leaves out": (NAME, _rule("return odb if self.more is None else top", members=KEPT)),
-    "a tuple that its name leaves out": (NAME, _rule("return min(top, odb + self.by[1] - 2)", members=KEPT)),
-    "a choice that its name leaves out": (
-        NAME,
-        _rule(
-            "return top if self.how is How.ALL else odb",
-            before="import enum\nHow = enum.Enum('How', 'FEW ALL')",
-            members="def __init__(self, how=How.FEW): self.how = how",
-        ),
+    "a word that its name leaves out": _rule("return top if self.kind == 'fast' else odb", members=KEPT),
+    "an option that its name leaves out": _rule("return odb if self.more is None else top", members=KEPT),
+    "a tuple that its name leaves out": _rule("return min(top, odb + self.by[1] - 2)", members=KEPT),
+    "a choice that its name leaves out": _rule(
+        "return top if self.how is How.ALL else odb",
+        before="import enum\nHow = enum.Enum('How', 'FEW ALL')",
+        members="def __init__(self, how=How.FEW): self.how = how",
     ),
-    "an option among any": (
-        NAME,
-        _rule("return min(top, odb + self.k.get('more', 0))", members="def __init__(self, **k): self.k = k"),
+    "an option among any": _rule(
+        "return min(top, odb + self.k.get('more', 0))", members="def __init__(self, **k): self.k = k"
     ),
-    "an option in a dictionary": (
-        NAME,
-        _rule(
-            "return min(top, odb + self.more)",
-            members="def __init__(self, *, opts=None): self.more = (opts or {}).get('more', 0)",
-        ),
+    "an option in a dictionary": _rule(
+        "return min(top, odb + self.more)",
+        members="def __init__(self, *, opts=None): self.more = (opts or {}).get('more', 0)",
     ),
-    "a share that its name rounds": (
-        NAME,
-        _rule(
-            "return min(top, odb + int(self.share * (top - odb)))",
-            name="property(lambda self: f'mine-{self.share:.2f}')",
-            members="def __init__(self, share=0.5): self.share = share",
-        ),
+    "a share that its name rounds": _rule(
+        "return min(top, odb + int(self.share * (top - odb)))",
+        name="property(lambda self: f'mine-{self.share:.2f}')",
+        members="def __init__(self, share=0.5): self.share = share",
     ),
-    "two numbers of which its name holds the sum": (
-        NAME,
-        _rule(
-            "return min(top, odb + (self.up if a.round_max % 2 else self.down))",
-            name="property(lambda self: f'mine-{self.up + self.down}')",
-            members="def __init__(self, up=1, down=3): self.up, self.down = up, down",
-        ),
+    "two numbers of which its name holds the sum": _rule(
+        "return min(top, odb + (self.up if a.round_max % 2 else self.down))",
+        name="property(lambda self: f'mine-{self.up + self.down}')",
+        members="def __init__(self, up=1, down=3): self.up, self.down = up, down",
     ),
-    "another class of its name": (
-        NAME,
-        _rule(
-            "return min(top, odb + self.more)",
-            members="more = 0",
-        )
-        + "\nclass Other(Rule):\n    more = 1\n",
+    "another class of its name": _rule("return min(top, odb + self.more)", members="more = 0")
+    + "\nclass Other(Rule):\n    more = 1\n",
+    "what another constructor sets": _rule(
+        "return min(top, odb + self.more)",
+        members="more = 0\n@classmethod\ndef make(cls, more):\n    it = cls()\n    it.more = more\n    return it",
     ),
-    "what another constructor sets": (
-        NAME,
-        _rule(
-            "return min(top, odb + self.more)",
-            members="more = 0\n@classmethod\ndef make(cls, more):\n    it = cls()\n    it.more = more\n    return it",
-        ),
-    ),
-    "an attribute of another name": (
-        NAME,
-        _rule("return min(top, odb + self.m)", members="def __init__(self, more=0): self.m = more"),
+    "an attribute of another name": _rule(
+        "return min(top, odb + self.m)", members="def __init__(self, more=0): self.m = more"
     ),
 }
 NAMED = {
-    "called odb, answers otherwise": (NAME, _rule("return a.groups_max", name="'odb'")),
-    "called paper, differs above 100 groups": (
-        NAME,
-        _rule("return a.groups_max - (a.groups_max > 100 and a.due_max == 0)", name="'paper'"),
+    "called odb, answers otherwise": _rule("return a.groups_max", name="'odb'"),
+    "called paper, differs above 100 groups": _rule(
+        "return a.groups_max - (a.groups_max > 100 and a.due_max == 0)", name="'paper'"
     ),
-    "a parameter that its name leaves out": (
-        NAME,
-        _rule(
-            "return min(top, odb + self.more)",
-            members="def __init__(self, more=1): self.more = more",
-        ),
+    "a parameter that its name leaves out": _rule(
+        "return min(top, odb + self.more)", members="def __init__(self, more=1): self.more = more"
     ),
-    "a switch that its name leaves out": (
-        NAME,
-        _rule("return top if self.fast else odb", members="def __init__(self, fast=False): self.fast = fast"),
+    "a switch that its name leaves out": _rule(
+        "return top if self.fast else odb", members="def __init__(self, fast=False): self.fast = fast"
     ),
-    "a name by rank": (PURE, _rule("return odb", name="'mine' + os.environ.get('RANK', '')")),
-    "a name by process": (PURE, _rule("return odb", name="f'mine{os.getpid()}'")),
-    "a number for a name": (NAME, _rule("return odb", name="7")),
+    "a number for a name": _rule("return odb", name="7"),
 }
 BY_A_STRANGER = {
     "hashes how many groups there are": (PURE, _rule("return min(top, odb + hash(f'step {a.groups_max}') % 2)")),
@@ -344,51 +281,42 @@ BY_A_STRANGER = {
 }
 """Written by somebody who had not read the check."""
 RIGHT = {
-    "at most 64 steps": (HOLDS, _rule("return max(1, a.due_max, min(odb, 64))")),
-    "uses modules that tell of nothing outside": (
-        HOLDS,
-        _rule(
-            "return max(odb, min(top, math.ceil(c.Counter(n=odb)['n'])))",
-            before="import math\nimport collections as c\nfrom dataclasses import dataclass",
-        ),
+    "at most 64 steps": _rule("return max(1, a.due_max, min(odb, 64))"),
+    "uses modules that tell of nothing outside": _rule(
+        "return max(odb, min(top, math.ceil(c.Counter(n=odb)['n'])))",
+        before="import math\nimport collections as c\nfrom dataclasses import dataclass",
     ),
-    "imports all of a module": (HOLDS, _rule("return max(odb, floor(1.5))", before="from math import *")),
-    "remembers by functools": (
-        HOLDS,
-        _rule(
-            "return ask(odb, self.table[1])",
-            before="import decimal, functools\nSHARP = decimal.Context(prec=50)\n@functools.lru_cache\n"
-            "def ask(odb, one): return int(SHARP.divide(odb, 3) * 3 + one) or odb",
-            members="@functools.cached_property\ndef table(self): return [0, 0]",
-        ),
+    "imports all of a module": _rule("return max(odb, floor(1.5))", before="from math import *"),
+    "remembers by functools": _rule(
+        "return ask(odb, self.table[1])",
+        before="import decimal, functools\nSHARP = decimal.Context(prec=50)\n@functools.lru_cache\n"
+        "def ask(odb, one): return int(SHARP.divide(odb, 3) * 3 + one) or odb",
+        members="@functools.cached_property\ndef table(self): return [0, 0]",
     ),
-    "keeps what it does not change": (
-        HOLDS,
-        _rule(
-            "return odb + sum(TABLE[1]) + self.more[0].n + (NAN['x'] != NAN['x']) - 1",
-            before="class Kept:\n    n = 0\n    made = []\n    def __init__(self): self.made.append(self)\n"
-            "    def __repr__(self): raise ValueError\nTABLE = ((1,), (0,))\nNAN = {'x': float('nan'), Kept: {1, 2}}\n"
-            "TABLE += (TABLE, NAN)\nNAN['self'] = NAN",
-            members="more = [Kept()]\nmade = []\ndef __init__(self, odd=1): self.made.append(odd); self.name = f'x{odd}'",
-        ),
+    "keeps what it does not change": _rule(
+        "return odb + sum(TABLE[1]) + self.more[0].n + (NAN['x'] != NAN['x']) - 1",
+        before="class Kept:\n    n = 0\n    made = []\n    def __init__(self): self.made.append(self)\n"
+        "    def __repr__(self): raise ValueError\nTABLE = ((1,), (0,))\nNAN = {'x': float('nan'), Kept: {1, 2}}\n"
+        "TABLE += (TABLE, NAN)\nNAN['self'] = NAN",
+        members="more = [Kept()]\nmade = []\ndef __init__(self, odd=1): self.made.append(odd); self.name = f'x{odd}'",
     ),
-    "prints": (HOLDS, _rule("print('x' * 1000)\nreturn odb")),
-    "is made of a class of its name that does not answer": (
-        HOLDS,
-        _rule(
-            "return odb",
-            before="class Base:\n    name = 'mine'\n    def compute_target(self, a): raise NotImplementedError",
-        ),
+    "prints": _rule("print('x' * 1000)\nreturn odb"),
+    "is made of a class of its name that does not answer": _rule(
+        "return odb",
+        before="class Base:\n    name = 'mine'\n    def compute_target(self, a): raise NotImplementedError",
     ),
-    "names its parameter": (
-        HOLDS,
-        _rule(
-            "return min(top, odb + self.more)",
-            members="def __init__(self, more=1): self.more, self.name = more, f'mine-{more}'",
-        ),
+    "names its parameter": _rule(
+        "return min(top, odb + self.more)",
+        members="def __init__(self, more=1): self.more, self.name = more, f'mine-{more}'",
     ),
 }
-TABLE = {**ENDINGS, **ANSWERS, **IMPURE, **OUTSIDE, **PARAMETERS, **NAMED, **BY_A_STRANGER, **RIGHT}
+TABLE = (
+    _expect(BOUNDS, ENDINGS | ANSWERS)
+    | _expect(PURE, IMPURE | OUTSIDE)
+    | _expect(NAME, PARAMETERS | NAMED)
+    | BY_A_STRANGER
+    | _expect(HOLDS, RIGHT)
+)
 
 
 def find(text: str, *, file: str = "rule.py") -> tuple[str, Finding | None]:
@@ -407,7 +335,6 @@ def find(text: str, *, file: str = "rule.py") -> tuple[str, Finding | None]:
 
 
 def main() -> None:
-    """Prints the table."""
     print("| rule | refuted as | by | after | what it says |")
     print("|---|---|---|--:|---|")
     for title, (_, text) in TABLE.items():

@@ -58,12 +58,9 @@ class Tab:
         self._session = session
 
     def ask(self, method: str, **parameters: object) -> dict[str, Any]:
-        """Returns the browser's answer."""
         return self._browser.ask(method, self._session, **parameters)
 
-    def open(
-        self, page: Path | str, *, width: int = 1280, height: int = 900, dark: bool = False, scale: float = 1
-    ) -> None:
+    def open(self, page: Path | str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Opens a file, or its address with a fragment, in a window of this width."""
         url = page if isinstance(page, str) else page.resolve().as_uri()
         self._browser.events.clear()
@@ -71,7 +68,7 @@ class Tab:
             "Emulation.setDeviceMetricsOverride",
             width=width,
             height=height,
-            deviceScaleFactor=scale,
+            deviceScaleFactor=1,
             mobile=width < 640,
         )
         scheme = "dark" if dark else "light"
@@ -145,7 +142,6 @@ class Browser:
         self._rest = b""
 
     def ask(self, method: str, session: str | None = None, **parameters: object) -> dict[str, Any]:
-        """Returns the browser's answer."""
         self._number += 1
         message: dict[str, object] = {"id": self._number, "method": method, "params": parameters}
         if session is not None:
@@ -163,7 +159,6 @@ class Browser:
                 self.events.append(answer)
 
     def wait_for(self, method: str) -> None:
-        """Waits for an event."""
         while not any(event["method"] == method for event in self.events):
             event = self._read()
             if "method" in event:
@@ -180,7 +175,6 @@ class Browser:
         return message
 
     def make_tab(self) -> Tab:
-        """Returns a new page."""
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = Tab(self, session)

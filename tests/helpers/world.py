@@ -333,7 +333,6 @@ class World:
                 other.waiting.append(event)
 
     def send(self, rank: int, event: Event) -> None:
-        """Gives a rank an event."""
         effects = self.nodes[rank].machine.handle(event)
         self.nodes[rank].events.append((event, effects))
         if isinstance(event, Counted):
@@ -343,7 +342,6 @@ class World:
         self._perform(rank, effects)
 
     def accept(self, rank: int, tokens: int) -> None:
-        """Sets the budget that a rank accepts."""
         self._accept(rank, self.nodes[rank].acceptance.tell(tokens))
 
     def _accept(self, rank: int, acceptance: Acceptance) -> None:
@@ -364,7 +362,6 @@ class World:
         return choices
 
     def list_of_consumer(self, rank: int) -> list[Choice]:
-        """Returns what the consumer of a rank can do now."""
         node = self.nodes[rank]
         # The trainer's collective: a step ends when all ranks have joined it. A rank that has left joins no more steps.
         if node.is_stopped or min(len(other.taken) for other in self.nodes) < len(node.taken):
@@ -374,7 +371,6 @@ class World:
         return [("take", rank)] if node.head is not None else []
 
     def do(self, action: str, rank: int) -> None:
-        """Makes one choice happen."""
         node = self.nodes[rank]
         match action:
             case "take":
@@ -497,7 +493,6 @@ class World:
         return [node.finish.outcome if node.finish else None for node in self.nodes]
 
     def get_finishes(self) -> list[Finish]:
-        """Returns how each rank finished."""
         return [node.finish for node in self.nodes if node.finish is not None]
 
     def get_groups(self, rank: int) -> list[Group]:

@@ -41,11 +41,10 @@ from tests.integrations.common import (
     make_all,
     make_loader,
     make_shard,
-    run_ranks,
 )
 from tests.integrations.test_hf import make_trainer
-from tests.integrations.test_lightning import be_quiet
 from tests.integrations.test_lightning import make_trainer as make_lightning
+from tests.integrations.test_lightning import run_ranks
 from tests.torch.ranks import get_values
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
@@ -285,7 +284,6 @@ class Judged(pl.LightningModule):
 
 
 def evaluate_lightning(rank: int, world_size: int, folder: Path) -> Any:
-    be_quiet()
     module = Judged()
     dataset = make_shard(rank) if world_size > 1 else Samples(ALL)
     with (
@@ -330,7 +328,6 @@ class Ones(Judged):
 
 
 def evaluate_ones(rank: int, folder: Path) -> Any:
-    be_quiet()
     trainer, found = make_lightning(folder, 2, callbacks=[]), []
     for left_out in range(6):
         numbers = ALL[left_out:]
@@ -362,7 +359,6 @@ class Careless(Judged):
 
 
 def evaluate_carelessly(rank: int, world_size: int, folder: Path) -> dict[str, str]:
-    be_quiet()
     found = {}
     for kind in (ODBDataLoader, EvaluationLoader, LightningLoader):
         for entry in ("validate", "test", "predict", "fit"):

@@ -29,8 +29,7 @@ from lightning.pytorch.tuner import Tuner
 from odb_ref.integrations.lightning import LightningLoader, scale_loss
 from odb_ref.integrations.progress import Intervals
 from odb_ref.torch import UsageError
-from tests.integrations.common import run_ranks
-from tests.integrations.test_lightning import be_quiet, make_trainer
+from tests.integrations.test_lightning import make_trainer, run_ranks
 from tests.torch.data import Numbers, collate
 from tests.torch.ranks import get_values
 
@@ -86,7 +85,6 @@ def fit(folder: Path, loader: Any, *, resume: str = "", callbacks: Any = (), **s
 
 
 def train_both(rank: int, folder: Path) -> Any:
-    be_quiet()
     data = Numbers(0, SAMPLES)
     sampler: Any = torch.utils.data.DistributedSampler(data, RANKS, rank, shuffle=False)
     plain = torch.utils.data.DataLoader(data, batch_size=PER_RANK, collate_fn=collate, sampler=sampler)
@@ -202,7 +200,6 @@ def check_same(found: Any, expected: Any) -> None:
 
 
 def break_off_and_go_on(rank: int, folder: Path, options: dict[str, Any]) -> None:
-    be_quiet()
     saving, whole = Saving(folder), Failing()
     expected = run_alone(folder, whole, [saving], **options)
     assert sorted(number for _, numbers in whole.seen for number in numbers) == sorted(2 * [*range(SAMPLES)])
@@ -225,7 +222,6 @@ def test_a_checkpoint_of_any_moment_goes_on_exactly(options: Any, tmp_path: Path
 
 
 def break_off_inside(rank: int, folder: Path) -> None:
-    be_quiet()
     free = {"update_samples": None, "window": 8, "accumulated": 2}
     for at in (1, 2):
         run_alone(folder, Failing(at), [OnExceptionCheckpoint(folder, f"{at}")], **free)
@@ -269,7 +265,6 @@ MISUSED: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
 
 
 def misuse(rank: int, folder: Path) -> list[str]:
-    be_quiet()
     said = []
     scheduled = [
         ("GradientAccumulationScheduler", {"callbacks": [GradientAccumulationScheduler({1: 4})]}, mode, Failing)
@@ -297,7 +292,6 @@ def test_what_counts_micro_batches_is_refused(tmp_path: Path) -> None:
 
 
 def allow(rank: int, folder: Path) -> None:
-    be_quiet()
     for settings, options in (
         ({"callbacks": [GradientAccumulationScheduler({0: 1})]}, {}),
         ({"val_check_interval": {"minutes": 5}}, {}),
@@ -335,7 +329,6 @@ class Hooked(Failing):
 
 def fit_often(rank: int, folder: Path) -> None:
     """Fits in one Trainer and in several, with evaluations of a checkpoint in between."""
-    be_quiet()
     seen = [(epoch, number) for epoch in range(4) for number in range(SAMPLES)]
 
     def note(module: Failing, start: int = 0) -> list[tuple[int, int]]:
@@ -373,7 +366,6 @@ def test_one_trainer_fits_often(tmp_path: Path) -> None:
 
 
 def go_on_from_plain(rank: int, folder: Path) -> None:
-    be_quiet()
     plain = torch.utils.data.DataLoader(Numbers(0, SAMPLES), batch_size=UPDATE, collate_fn=collate)
     ends = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
     inside = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=2, save_top_k=-1)
@@ -392,7 +384,6 @@ def test_a_checkpoint_of_plain_lightning_goes_on_in_its_epoch(tmp_path: Path) ->
 
 
 def monitor(rank: int, folder: Path) -> None:
-    be_quiet()
     with make_loader(intervals=Intervals(evaluate_samples=UPDATE)) as loader:
         module, evaluation = Hooked(), torch.utils.data.DataLoader([0])
         saving = ModelCheckpoint(folder, filename="{step}", monitor="value", save_top_k=-1)
@@ -420,7 +411,6 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 
 def ask(rank: int, folder: Path) -> Any:
     """Returns how many updates a module expects if their size is not fixed."""
-    be_quiet()
     expected = []
     for data, settings in ((Numbers(0, 24), {}), (Stream(), {"max_steps": 3}), (Stream(), {})):
         with LightningLoader(data, **nested(collate_fn=collate, token_budget=60)) as loader:

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.helpers.capture import capture
 from tests.torch.ranks import Result, report
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x04000000, 0x20000000, 0x40000000
@@ -38,7 +39,7 @@ FIRST_PORT = 29501
 
 
 def run_ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+    capture(["ip", *arguments], check=True)
 
 
 @functools.cache

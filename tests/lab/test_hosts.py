@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import time
@@ -17,7 +16,7 @@ from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.exchange.process_table import compute_host
 from tests.helpers.options import nested
 from tests.lab.hosts import Lab, find_obstacle
-from tests.torch.data import Numbers, collate
+from tests.torch.data import Numbers, collate, listen
 from tests.torch.ranks import Result
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "shard": "given", "timeout_s": 4}
@@ -116,10 +115,7 @@ def test_a_link_that_is_cut_for_long_names_who_is_behind_it(lab: Lab) -> None:
 
 def start_late(rank: int, late: int, delay_s: float) -> list[str]:
     """Returns what this rank logged while it waited."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("odb_ref").addHandler(handler)
+    lines = listen()
     if rank == late:
         time.sleep(delay_s)
     try:

@@ -42,7 +42,6 @@ def find(mutant: Mutant, model: Callable[[str], list[str]]) -> tuple[int, str] |
 
 
 def main() -> None:
-    """Prints the table."""
     from tests.proofs.conftest import ask_model
 
     print("| defect | breaks | caught in world | after |\n|---|---|--:|--:|")

@@ -12,12 +12,12 @@ import argparse
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from tests.helpers.capture import capture
 from tests.mutants.defects import Defect, read_defects
 
 ROOT = Path(__file__).parents[2]
@@ -81,14 +81,11 @@ def catch(planted: Defect) -> tuple[str, float]:
         began = time.perf_counter()
         path = os.pathsep.join([str(folder), str(folder / "simulator")])
         arguments = ["-x", "-rfE", "-p", "no:cacheprovider", "-m", "not slow", "--tb=no", *choose_tests(planted.module)]
-        done = subprocess.run(
+        done = capture(
             [sys.executable, "-m", "pytest", *arguments],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
             timeout=LIMIT_S,
-            check=False,
         )
         seconds = time.perf_counter() - began
     failed = re.search(r"^(?:FAILED|ERROR) (?:\S+/)?(\S+)", done.stdout, re.MULTILINE)
@@ -106,15 +103,7 @@ def catch_by_vectors(planted: Defect) -> tuple[str, float]:
         plant(planted, folder)
         for arguments in (["tests.conformance.ours:plan_here"], ["tests.conformance.ours:plan_there", "--ranks"]):
             environment = {**os.environ, "PYTHONPATH": name}
-            done = subprocess.run(
-                [*run, *arguments],
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-                check=False,
-            )
+            done = capture([*run, *arguments], cwd=folder, env=environment, timeout=LIMIT_S)
             if done.returncode:
                 broken = [line.split()[0] for line in done.stdout.splitlines() if " broken in " in line]
                 if not broken:

@@ -16,21 +16,14 @@ from tests.mutants.defects import read_defects
 from tests.mutants.loader import Mutant
 
 
-def _mixed(*shards: int, failures: int = 0, stops: int = 0, losses: int = 0, depth: int = 1, window: int = 2) -> Bounds:
-    return Bounds(
-        lengths=compute_lengths(shards, (3, 1, 2)),
-        window_samples=window,
-        depth_steps=depth,
-        failures=failures,
-        stops=stops,
-        losses=losses,
-    )
+def _mixed(*shards: int, failures: int = 0, losses: int = 0) -> Bounds:
+    return Bounds(lengths=compute_lengths(shards, (3, 1, 2)), window_samples=2, failures=failures, losses=losses)
 
 
-def _singles(*shards: int, stops: int = 0, failures: int = 0, window: int = 3) -> Bounds:
+def _singles(*shards: int, stops: int = 0, window: int = 3) -> Bounds:
     """Returns bounds in which every sample fills a step, so that steps wait for room in the queue."""
     lengths = compute_lengths(shards, (1,))
-    return Bounds(lengths=lengths, budget_tokens=1, window_samples=window, stops=stops, failures=failures)
+    return Bounds(lengths=lengths, budget_tokens=1, window_samples=window, stops=stops)
 
 
 PLAIN = _mixed(5, 2)

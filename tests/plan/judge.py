@@ -24,7 +24,6 @@ def get_columns(problem: Problem, rank: int | None = None) -> dict[str, Any]:
 
 
 def make_plan(problem: Problem) -> Plan:
-    """Plans in one place."""
     if problem.is_dealt:
         return plan_all(**get_columns(problem), ranks=len(problem.lengths), **problem.terms)
     return plan_ranks(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from odb_ref.plan import plan_ranks
+from tests.helpers.capture import capture
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "known-lengths.md"
 LENGTHS = [[60, 60, 9], [5]]
@@ -45,9 +45,7 @@ def test_mpi_ranks_plan_as_one_place_does(tmp_path: Path) -> None:
         path for path in (folder / "bin" / "mpiexec", Path(sys.executable).with_name("mpiexec")) if path.exists()
     ]
     launcher = str(launchers[0]) if launchers else "mpiexec"
-    done = subprocess.run(
-        [launcher, "-n", "2", sys.executable, str(program)], capture_output=True, text=True, check=True, timeout=120
-    )
+    done = capture([launcher, "-n", "2", sys.executable, str(program)], check=True, timeout=120)
     planned = [rank.micro_batches for rank in plan_ranks([[*own, 60] for own in LENGTHS], budget=60).ranks]
     refused = "rank 0: sample 3 has 99 tokens, more than the budget of 60: raise the budget, or say oversize='alone'"
     assert sorted(done.stdout.splitlines()) == sorted(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from odb_ref.core.errors import PeerError, UsageError
 from odb_ref.plan import MESSAGE_SIZE, attention, plan_rank
+from tests.helpers.capture import capture
 from tests.plan.judge import Problem, make_plan, problems
 from tests.plan.worlds import plan_in_world
 
@@ -202,9 +202,7 @@ def test_another_process_with_another_hash_seed_plans_the_same() -> None:
 
     def run(seed: str) -> str:
         environment = os.environ | {"PYTHONHASHSEED": seed}
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, check=True
-        )
+        done = capture([sys.executable, "-c", SCRIPT], env=environment, check=True)
         return done.stdout
 
     first = run("1")

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+from tests.helpers.capture import capture
 
 PROOFS = Path(__file__).parents[2] / "proofs"
 TOOLS = ("coqc", "coq_makefile", "ocamlopt")
 
 Model = Callable[[str], list[str]]
+
+UNSHRUNK = settings(
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+"""A difference is reported by its line, so shrinking a batch of cases would only take time."""
 
 
 def require_coq() -> None:
@@ -35,7 +44,7 @@ def model() -> Model:
 
     with (PROOFS / "_CoqProject").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # another process of pytest-xdist may want the same
-        done = subprocess.run(["make", "-C", str(PROOFS), "extraction"], capture_output=True, text=True, check=False)
+        done = capture(["make", "-C", str(PROOFS), "extraction"])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
     return ask_model
@@ -43,6 +52,6 @@ def model() -> Model:
 
 def ask_model(case: str) -> list[str]:
     """Returns the lines that the extracted model, once built, prints for a case."""
-    run = subprocess.run([PROOFS / "extracted/model"], input=case, capture_output=True, text=True, check=False)
+    run = capture([PROOFS / "extracted/model"], input=case)
     assert run.returncode == 0, run.stderr
     return run.stdout.splitlines()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.helpers.capture import capture
 
 PROOFS = Path(__file__).parents[2] / "proofs"
 
@@ -41,7 +42,6 @@ def _edit(
 
 
 def _add(name: str, file: str, text: str, by: str) -> Mutant:
-    """Adds a text at the end of a file."""
     return Mutant(name=name, edits=((file, "", text),), by=by, is_quick=True)
 
 
@@ -406,7 +406,7 @@ def try_mutant(mutant: Mutant) -> str | None:
         apply_edits(mutant, folder)
         audit = [str(folder / "audit.py"), "--here"]
         for command in (audit, ["make", "-C", str(folder), "build"], audit):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = capture(command)
             output = done.stdout + done.stderr
             if done.returncode != 0 and "newer than what was checked" not in output:
                 return _find_lemma(folder, output) if command[0] == "make" else output.strip()[:2000]

@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.helpers.capture import capture
 from tests.proofs.conftest import PROOFS, Model, require_coq
 
 PROPERTIES = PROOFS.parent / "spec" / "properties.md"
@@ -31,9 +32,7 @@ def audit() -> ModuleType:
 
 
 def _audit(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [folder / "audit.py", *arguments], capture_output=True, text=True, check=False, env=os.environ | environment
-    )
+    return capture([folder / "audit.py", *arguments], env=os.environ | environment)
 
 
 @pytest.fixture
@@ -160,7 +159,7 @@ TOLD = "Chars 0 - 15 [..] 0. secs\nChars 24 - 30 [..] 0. secs\nChars 31 - 39 [..
 def test_sentences_are_those_that_coq_has_read(audit: ModuleType, tmp_path: Path) -> None:
     assert audit.list_parsed_sentences("T.v", TEXT, TOLD) == ["Lemma a : True.", "Proof.", "exact I.", "Qed."]
     (tmp_path / "T.v").write_text(TEXT)
-    said = subprocess.run(["coqc", "-q", "-time", "T.v"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    said = capture(["coqc", "-q", "-time", "T.v"], cwd=tmp_path, check=True)
     assert audit.list_parsed_sentences("T.v", TEXT, said.stdout) == audit.list_sentences(TEXT)
 
 
@@ -281,7 +280,7 @@ def test_the_checker_of_what_was_compiled_accepts_it_and_finds_an_axiom(small: P
         (small / "Small.v").write_text(text)
         subprocess.run(["coqc", "-q", "-Q", ".", "ODB", "Small.v"], cwd=small, check=True)
         ask = f"import pathlib, audit; audit.check_compiled(pathlib.Path({str(small)!r}), ['Small'])"
-        return subprocess.run([sys.executable, "-c", ask], cwd=PROOFS, capture_output=True, text=True, check=False)
+        return capture([sys.executable, "-c", ask], cwd=PROOFS)
 
     assert check("Lemma easy : True. Proof. exact I. Qed.\n").returncode == 0
     assert "ODB.Small.easy" in check("Axiom easy : False.\n").stderr

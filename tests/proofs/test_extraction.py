@@ -11,7 +11,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from odb_sim.explore.driver import Core
 
@@ -25,7 +25,7 @@ from odb_ref.core.offer import NONE, Offer, combine
 from tests.helpers.effort import few
 from tests.mutants.deep import DEEP
 from tests.mutants.loader import load
-from tests.proofs.conftest import Model
+from tests.proofs.conftest import UNSHRUNK, Model
 from tests.proofs.smallest import LIMIT_S, describe, explain, find_differences, find_smallest
 from tests.proofs.wire import (
     Stairs,
@@ -38,13 +38,7 @@ from tests.proofs.wire import (
 )
 from tests.proofs.worlds import LEAST, find_difference, make_samples, run_world
 
-# A difference is reported by its line, so shrinking a batch of cases would only take time.
-SETTINGS = settings(
-    max_examples=few(150),
-    deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+SETTINGS = settings(UNSHRUNK, max_examples=few(150))
 
 
 lengths = st.lists(st.integers(1, 40), max_size=40)

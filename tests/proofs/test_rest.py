@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odb_ref.core.resume import Checkpoint, RoundStart
 from odb_ref.torch.plan.state import Generation, Part
 from tests.helpers.effort import few
-from tests.proofs.conftest import Model
+from tests.proofs.conftest import UNSHRUNK, Model
 from tests.proofs.wire import write_integers
-
-SETTINGS = settings(
-    max_examples=few(60),
-    deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 Case = tuple[list[int], list[Generation], list[int]]
 
@@ -59,7 +52,7 @@ def _write_case(order: list[int], base: list[Generation]) -> str:
     return " ".join([*words, write_integers(order)])
 
 
-@SETTINGS
+@settings(UNSHRUNK, max_examples=few(60))
 @given(st.lists(histories(), min_size=10, max_size=10))
 def test_the_model_shares_out_what_is_left_as_the_python_does(model: Model, cases: list[Case]) -> None:
     """Checks: RESUME, COVER, ONCE (the link from proof to code)."""

@@ -170,12 +170,10 @@ class Pair:
         assert self.numbers.setdefault(world, number) == number
 
     def write(self, text: str) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(self.shorten(text) + "\n")
         self.process.stdin.flush()
 
     def read(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline().rstrip("\n")
 
     def show(self, world: World) -> str:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from odb_ref.core.batching.shards import compute_shares
 from odb_ref.core.batching.updates import KEPT_SHARE, compute_portion
-from tests.proofs.conftest import Model
+from tests.proofs.conftest import UNSHRUNK, Model
 from tests.proofs.wire import write_integers
-
-SETTINGS = settings(
-    deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 def ask(model: Model, wants: list[int], left: int) -> list[str]:
     return model(f"shares {write_integers(wants)} {left}")
 
 
-@SETTINGS
+@UNSHRUNK
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=9), st.integers(0, 150))
 def test_the_model_shares_out_as_the_python_does(model: Model, wants: list[int], left: int) -> None:
     """Spec: R14.3. Checks: DEAL (the link from proof to code)."""
@@ -49,7 +43,7 @@ def deal_update(loads: list[list[int]], begin: int, end: int) -> list[tuple[int,
     return portions
 
 
-@SETTINGS
+@UNSHRUNK
 @given(
     st.integers(1, 5).flatmap(
         lambda ranks: st.lists(st.lists(st.integers(0, 99), min_size=ranks, max_size=ranks), min_size=1, max_size=6)

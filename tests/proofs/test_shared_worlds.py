@@ -96,7 +96,6 @@ class SharedWorld(World):
 
 
 def run_shared_world(seed: int, core: Core | None = None, layouts: type[Layout] = Layout) -> SharedWorld:
-    """Runs the world of a seed to its end."""
     return SharedWorld(make_world(seed, core or Core(), layouts)).run()
 
 
@@ -132,25 +131,14 @@ def test_random_worlds_of_shared_shards_reach_what_they_must() -> None:
     assert not missed, f"met in too few of {WORLDS} worlds, (found, least): {missed}"
 
 
-def _mutant(name: str, module: str, old: str, new: str) -> Mutant:
-    return Mutant(name=name, module=module, old=old, new=new, property="DEAL", bounds=Bounds(lengths=((1,),)))
-
-
-MUTANTS = (
-    _mutant(
-        "asks in the round before",
-        "rounds",
-        "compute_shared_window(round_, state",
-        "compute_shared_window(round_ - 1, state",
-    ),
-    _mutant("the carried are not counted", "rounds", "carried_tokens=carried_tokens)", "carried_tokens=0)"),
-    _mutant(
-        "the end is one place early",
-        "rounds",
-        "draw.end == config.shared_samples",
-        "draw.end >= config.shared_samples - 1",
-    ),
-)
+MUTANTS = [
+    Mutant(name=name, module="rounds", old=old, new=new, property="DEAL", bounds=Bounds(lengths=((1,),)))
+    for name, old, new in (
+        ("asks in the round before", "compute_shared_window(round_, state", "compute_shared_window(round_ - 1, state"),
+        ("the carried are not counted", "carried_tokens=carried_tokens)", "carried_tokens=0)"),
+        ("the end is one place early", "draw.end == config.shared_samples", "draw.end >= config.shared_samples - 1"),
+    )
+]
 
 
 @pytest.mark.slow

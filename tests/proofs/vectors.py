@@ -128,7 +128,6 @@ def read_epoch(lines: Sequence[str], after: int) -> dict[str, Any]:
 
 
 def read(kind: str, line: str) -> Any:
-    """Returns the model's answer."""
     if kind == "agreement":
         values = dict(zip([item.name for item in fields(Offer)], map(int, line.split()), strict=True))
         nobody = {name for name, value in values.items() if value == -1}
@@ -141,7 +140,6 @@ def read(kind: str, line: str) -> Any:
 
 
 def ask(cases: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
-    """Returns the model's answer to each question."""
     plain = [(kind, question) for kind, question in cases if kind not in ("run", "epoch")]
     lines = iter(ask_model(" ".join(word(kind, question) for kind, question in plain)))
     return [run_model(question) if kind in ("run", "epoch") else read(kind, next(lines)) for kind, question in cases]
@@ -269,7 +267,6 @@ def draw_padded_epoch(sizes: Sequence[int], rng: Random) -> Question:
 
 
 def main() -> None:
-    """Writes the files."""
     rng = Random(1)
     cases = [(kind, draw(kind, rng)) for kind, number in NUMBERS.items() for _ in range(number)]
     many = [[[2 * place + 1, 9], [2 * place, 9]] for place in range(150)]

@@ -8,11 +8,12 @@ A phrase that is needed after all must be worded differently: no line can be exe
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from tests.helpers.capture import capture
 
 ROOT: Final = Path(__file__).parents[2]
 TEXTS: Final = (".py", ".md", ".v", ".tla", ".ipynb", ".yml", ".toml")
@@ -56,7 +57,7 @@ def find(text: str) -> Iterator[tuple[int, str, str]]:
 
 def list_texts() -> list[Path]:
     """Returns the tracked files that hold prose."""
-    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = capture(["git", "ls-files"], cwd=ROOT)
     return [path for name in done.stdout.splitlines() if (path := ROOT / name).suffix in TEXTS and path.is_file()]
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests.helpers.capture import capture
 from tests.repo.test_docs import PAGES, ROOT
 
 BLOCK: Final = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -43,13 +43,10 @@ def test_the_blocks_of_each_page_run_as_pasted(tmp_path: Path) -> None:
             (tmp_path / f"page_{number}_{page.stem}.py").write_text("\n".join(blocks))
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) > 12
-    ran = subprocess.run(
+    ran = capture(
         [sys.executable, "-c", RUN_EACH, *names],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
         timeout=600,
-        check=False,
     )
     assert ran.returncode == 0, ran.stderr[-6000:]

@@ -8,7 +8,6 @@ import importlib
 import importlib.util
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -17,13 +16,15 @@ from pathlib import Path
 import pytest
 from odb_sim.cli.main import build_parser
 
+from tests.helpers.capture import capture
+
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def list_pages() -> list[Path]:
-    tracked = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False)
+    tracked = capture(["git", "ls-files", "*.md"], cwd=ROOT)
     found = [ROOT / name for name in tracked.stdout.splitlines()]
     return found or [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
@@ -111,7 +112,6 @@ def test_the_picture_is_what_its_script_draws() -> None:
     numbers = re.findall(r"[0-9.]+ (?:s|times as fast)", module.draw())
     for page in ("README.md", "docs/index.md"):
         alternative = re.search(r"!\[([^]]*)\]\([^)]*steps\.svg\)", (ROOT / page).read_text())
-        assert alternative is not None
         assert sorted(re.findall(r"[0-9.]+ (?:s|times as fast)", alternative[1])) == sorted(numbers)
     (times,) = re.findall(r"[0-9.]+ times", " ".join(numbers))
     assert f"{times} the samples per second" in (ROOT / "README.md").read_text()

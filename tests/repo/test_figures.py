@@ -99,7 +99,6 @@ def test_the_speed_up_of_the_free_mode() -> None:
 def test_a_row_of_the_figures(trace: str) -> None:
     found = find_speedups(f"compare {trace}")
     row = re.search(rf"^\| {trace} \| \*\*([\d.]+)\*\* \|(.*)\|$", FIGURES.read_text(), re.MULTILINE)
-    assert row is not None
     cells = [row[1], *(cell.strip() for cell in row[2].split("|"))]
     policies = ["odb", "paper", "peer", "hfg", "balanced", "bmt", "gmt", "packing"]
     assert cells[: len(policies)] == [f"{found[policy]:.2f}" for policy in policies]

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 import odb_ref
+from tests.helpers.capture import capture
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
+    return capture([sys.executable, *arguments], cwd=ROOT)
 
 
 def test_importing_it_imports_nothing_heavy() -> None:

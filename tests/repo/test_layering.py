@@ -112,7 +112,6 @@ def build_graph(modules: Mapping[str, Path]) -> networkx.DiGraph:
 
 
 def get_room(module: str) -> str:
-    """Returns the innermost room that contains a module."""
     return max((room for room in ARROWS if f"{module}.".startswith(f"{room}.")), key=len)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.capture import capture
 from tests.helpers.world import make_configs, run_by_arrival
 
 HIDE = """
@@ -64,7 +64,7 @@ assert main(["verify"]) == 2
 
 
 def run(program: str, *loaded: str) -> None:
-    done = subprocess.run([sys.executable, "-c", HIDE + program, *loaded], capture_output=True, text=True, check=False)
+    done = capture([sys.executable, "-c", HIDE + program, *loaded])
     assert done.returncode == 0, done.stderr
 
 
@@ -98,6 +98,6 @@ except ImportError as error:
 def test_the_checker_and_the_planner_need_python_alone(tmp_path: Path) -> None:
     trace = tmp_path / "trace.ndjson"
     run_by_arrival([[3, 5], [4]], make_configs(2), trace=trace)
-    done = subprocess.run([sys.executable, "-c", BARE, str(trace)], capture_output=True, text=True, check=False)
+    done = capture([sys.executable, "-c", BARE, str(trace)])
     assert done.returncode == 0, done.stderr
     assert done.stderr == "odb-ref simulate: needs the simulator: pip install 'odb-ref[sim]'\n"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from odb_ref.trace.check import Property
+from tests.helpers.capture import capture
 from tests.repo import prose
 
 ROOT = Path(__file__).parents[2]
@@ -181,7 +181,7 @@ def test_the_number_of_ranks_has_one_name() -> None:
 
 
 def list_tracked() -> list[Path]:
-    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = capture(["git", "ls-files"], cwd=ROOT)
     return [ROOT / name for name in done.stdout.splitlines()]
 
 

@@ -27,9 +27,9 @@ def build(tokens: list[int], ranks: int, sharding: Sharding = Sharding.EVEN, see
     return build_workload(Lengths("test", lengths, lengths), ranks=ranks, sharding=sharding, seed=seed)
 
 
-def list_batches(workload: Workload, name: str, budget_tokens: int, seed: int = 0) -> list[list[list[int]]]:
+def list_batches(workload: Workload, name: str, budget_tokens: int) -> list[list[list[int]]]:
     """Returns the sample indices of each batch of each rank."""
-    plans = PLANNERS[name](workload, budget_tokens, seed)
+    plans = PLANNERS[name](workload, budget_tokens, 0)
     return [[part.tolist() for part in np.split(plan.order, plan.starts[1:]) if len(part)] for plan in plans]
 
 

@@ -17,6 +17,7 @@ from odb_sim.cli import demo
 from odb_sim.cli.main import main
 
 from odb_ref.core.errors import UsageError
+from tests.helpers.capture import capture
 
 RUN = ["simulate", "gsm8k", "--ranks", "2", "--samples", "20", "--token-budget", "2048"]
 
@@ -113,7 +114,7 @@ def test_no_worker_outlives_a_sweep_that_is_ended(sent: signal.Signals, tmp_path
 def test_a_closed_output_is_no_violation(closed: str, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     command = shlex.join([sys.executable, "-m", "odb_sim.cli.main", *RUN, "--json", str(figures)])
-    done = subprocess.run(["sh", "-c", f"{command} {closed}>&-"], capture_output=True, text=True, check=False)
+    done = capture(["sh", "-c", f"{command} {closed}>&-"])
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(figures.read_text())["outcome"] == "complete"
 
@@ -163,6 +164,6 @@ def test_a_name_that_cannot_be_printed_is_escaped(tmp_path: Path) -> None:
     lengths.write_text("total_tokens\n" + "5\n" * 40)
     command = [sys.executable, "-m", "odb_sim.cli.main", "simulate", str(lengths), *RUN[2:4], "--token-budget", "50"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = capture(command, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("odb on l\\xe4nge, 2 ranks")

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +17,8 @@ from odb_sim.engine.metrics import Summary
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.conditions import Conditions, Fault, FaultKind
 from odb_sim.inputs.costs import CollectiveCost, Costs, GpuCost, LoaderCost, NetworkCost, PricedTransport
-from odb_sim.inputs.lengths import Lengths, load_lengths
-from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.inputs.lengths import load_lengths
+from odb_sim.inputs.workload import build_workload
 from odb_sim.studies.runs import Run, run
 
 from odb_ref.core.batching.layouts import Layout
@@ -27,9 +26,9 @@ from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.effects import Deliver, Effect, OutcomeKind
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Event
-from odb_ref.core.types import Mode
 from tests.helpers.commands import get_figures, refuse
 from tests.helpers.effort import few
+from tests.simulator.test_rounds import draw_run
 
 Batches = dict[int, list[tuple[int, ...]]]
 load_once = cache(load_lengths)
@@ -47,26 +46,8 @@ def simulate(what: Run) -> tuple[Summary, Batches]:
     return run(what, observer=observe).summary, batches
 
 
-@st.composite
-def runs(draw: st.DrawFn) -> Run:
-    tokens = np.array(draw(st.lists(st.integers(1, 40), min_size=1, max_size=60)))
-    ranks = draw(st.integers(1, min(6, len(tokens))))
-    sharding = draw(st.sampled_from(list(Sharding)))
-    mode = draw(st.sampled_from(list(Mode)))
-    return Run(
-        workload=build_workload(Lengths("test", tokens, tokens), ranks=ranks, sharding=sharding),
-        policy=draw(st.sampled_from(["odb", "paper"])),
-        order=draw(
-            st.sampled_from([StepOrder.FULLEST, StepOrder.SAMPLER])
-        ),  # the seed, here for jitter, would shuffle steps
-        budget_tokens=draw(st.integers(1, 120)),
-        window_samples=draw(st.integers(1, 12)),
-        depth_steps=draw(st.integers(1, 4)),
-        mode=mode,
-        quota_samples=draw(st.none() | st.integers(1, 60)) if mode is Mode.QUOTA else None,
-        max_age_rounds=draw(st.integers(1, 4)),
-        ramp_rounds=draw(st.integers(0, 3)),
-    )
+RUNS = draw_run().filter(lambda what: what.order is not StepOrder.SHUFFLED)
+"""The seed, here for jitter, would shuffle steps."""
 
 
 def seconds() -> st.SearchStrategy[float]:
@@ -91,7 +72,7 @@ def conditions(faults: st.SearchStrategy[tuple[Fault, ...]]) -> st.SearchStrateg
 
 
 @settings(max_examples=few(150), deadline=None)
-@given(what=runs(), costs=costs(), conditions=conditions(st.just(())), depth=st.integers(1, 4), seed=st.integers(0, 9))
+@given(what=RUNS, costs=costs(), conditions=conditions(st.just(())), depth=st.integers(1, 4), seed=st.integers(0, 9))
 def test_timing_never_changes_a_batch(what: Run, costs: Costs, conditions: Conditions, depth: int, seed: int) -> None:
     summary, batches = simulate(what)
     other = replace(what, costs=costs, conditions=conditions, depth_steps=depth, seed=seed)
@@ -108,7 +89,7 @@ faults = st.tuples(st.builds(Fault, st.sampled_from(list(FaultKind)), st.just(0)
 
 
 @settings(max_examples=few(200), deadline=None)
-@given(what=runs(), costs=costs(), conditions=conditions(faults))
+@given(what=RUNS, costs=costs(), conditions=conditions(faults))
 def test_a_fault_ends_every_rank_alike_and_changes_no_earlier_batch(
     what: Run, costs: Costs, conditions: Conditions
 ) -> None:

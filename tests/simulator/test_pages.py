@@ -81,7 +81,6 @@ def test_a_page_begins_with_its_answer_ends_with_where_it_comes_from_and_is_of_b
     page = write(name)
     text = page.read_text()
     headline = re.search(r"<h1>.*?<strong>(.*?)</strong>.*?</h1>", text)
-    assert headline is not None
     assert re.search(r"\d", headline[1])
     assert text.index("<h1>") < text.index("<h2>") < text.index("<footer>")
     foot = html.unescape(text[text.index("<footer>") : text.index("</footer>")])

@@ -160,7 +160,6 @@ def test_a_limit_on_a_column_holds_in_every_batch(tmp_path: Path) -> None:
 def test_the_columns_that_are_limited_follow_their_samples() -> None:
     lengths = load_lengths("mm_mix_real", ("width", "height"))
     workload = build_workload(lengths, ranks=2, seed=3)
-    assert lengths.resources is not None
     assert (lengths.resources[workload.ids] == workload.resources).all()
     (sample,) = workload.read_samples(1, 7, 1)
     assert sample.costs == tuple(lengths.resources[sample.id].tolist())

@@ -82,7 +82,6 @@ def view(trace: Path, *options: str) -> Path:
 
 def read_data(page: Path) -> dict[str, Any]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), flags=re.DOTALL)
-    assert found is not None
     data: dict[str, Any] = json.loads(found[1])
     return data
 

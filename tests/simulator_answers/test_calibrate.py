@@ -134,7 +134,6 @@ def test_the_error_on_noisy_runs_is_that_of_the_noise_and_no_more(tmp_path: Path
     calibration = calibrate(runs)
     step = calibration.fits[0]
     noise = 0.15 * 0.6745  # the median of the absolute value of a normal variable
-    assert step.scatter is not None
     assert step.scatter.spans > 100
     assert step.scatter.median == pytest.approx(noise, rel=0.25)
     assert step.median_error == pytest.approx(noise, rel=0.25)
@@ -152,7 +151,6 @@ def test_the_error_on_noisy_runs_is_that_of_the_noise_and_no_more(tmp_path: Path
 def test_a_model_that_cannot_describe_the_device_is_told_from_noise(tmp_path: Path) -> None:
     cliff = replace(COSTS, step_table=StepTable(rows=((1450, 0.1), (1600, 0.5), (1800, 0.1), (1950, 0.6))))
     step = calibrate([record_noisy(tmp_path / f"{seed}.ndjson", seed, cliff, 0.02) for seed in range(2)]).fits[0]
-    assert step.scatter is not None
     assert step.scatter.median < 0.03
     assert step.p90_error > 5 * step.scatter.p90
 
@@ -161,8 +159,6 @@ def test_a_wrong_cost_model_has_a_large_error(tmp_path: Path, capsys: pytest.Cap
     recorded = record_noisy(tmp_path / "t.ndjson", 0, COSTS, 0.05, samples=200)
     right, wrong = COSTS, replace(COSTS, gpu=replace(COSTS.gpu, fixed_s=0.01, per_token_s=9e-4))
     by_right, by_wrong = replay(recorded, costs=right).timing, replay(recorded, costs=wrong).timing
-    assert by_right is not None
-    assert by_wrong is not None
     assert by_right.step_error < 0.06
     assert by_wrong.step_error > 0.5
     write_costs(tmp_path / "wrong.json", wrong, {})
@@ -198,7 +194,6 @@ def test_how_much_equal_spans_differ() -> None:
     sizes = np.array([[1.0, 7.0]] * 6 + [[1.0, 9.0]] * 6 + [[1.0, 8.0]] * 2)
     seconds = np.array([1.0, 1, 1, 1, 1, 2] + [3.0] * 6 + [1.0, 100])
     scatter = compute_scatter(TimedSpans(("fixed_s", "per_token_s"), sizes, seconds))
-    assert scatter is not None
     assert scatter.spans == 12, "two of a size say too little"
     assert scatter.median == 0
     assert compute_scatter(TimedSpans(("fixed_s", "per_token_s"), sizes[:6], seconds[:6])) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from odb_sim.recorded.replay import replay
 from odb_sim.recorded.runs import RecordedRun, load_runs
 from odb_sim.studies.bands import scale_steps
 
+from tests.helpers.capture import capture
 from tests.simulator_answers.helpers import record
 
 PROMISED, ENOUGH = 0.9, 0.8
@@ -26,7 +26,6 @@ def count_inside(costs: Costs, held: list[RecordedRun], workers: int) -> list[bo
     inside = []
     for recorded in held:
         timing = replay(recorded, costs=costs, workers=workers).timing
-        assert timing is not None
         assert timing.low_s < timing.predicted_s < timing.high_s
         inside.append(timing.low_s <= timing.measured_s <= timing.high_s)
     return inside
@@ -67,7 +66,7 @@ def test_real_runs_that_nothing_was_fitted_to_lie_within_the_bands(tmp_path: Pat
     pytest.importorskip("torch")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(find_script()), "--out", str(tmp_path), "--runs", "12", "--samples", "400"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    done = capture(command, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
     runs = load_runs(sorted(map(str, tmp_path.glob("run*.ndjson"))))
     assert len(runs) == 12

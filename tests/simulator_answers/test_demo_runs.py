@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ pytest.importorskip("torch")
 
 from odb_sim.cli.demo import find_script
 
+from tests.helpers.capture import capture
 from tests.helpers.commands import get_figures
 
 
@@ -20,7 +20,7 @@ def test_the_demo_records_runs_that_calibrate_reads(tmp_path: Path) -> None:
     """It runs the README's two lines on fewer texts. The accuracy of the times is not tested, because machines differ."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(find_script()), "--out", str(tmp_path), "--runs", "2", "--samples", "600"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=220, check=False)
+    done = capture(command, timeout=220)
     assert done.returncode == 0, done.stderr[-2000:]
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["run 1 of 2", "run 2 of 2"]
     traces = sorted(map(str, tmp_path.glob("run*.ndjson")))

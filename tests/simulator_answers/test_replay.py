@@ -65,8 +65,6 @@ def test_a_job_that_accumulated_its_steps_is_predicted_so(tmp_path: Path) -> Non
     told, untold = (replay(recorded, costs=Costs(), global_batch=goal) for goal in (update, EVERY_STEP))
     assert told.is_equal
     assert untold.is_equal
-    assert told.timing is not None
-    assert untold.timing is not None
     assert told.timing.total_error == pytest.approx(0, abs=1e-3)
     assert untold.timing.total_error > 0.01
 
@@ -151,11 +149,9 @@ def test_a_missing_step_and_a_wrong_count_are_differences(tmp_path: Path) -> Non
 def test_times_are_predicted_exactly_by_the_costs_the_run_had(tmp_path: Path) -> None:
     costs = Costs(gpu=GpuCost(fixed_s=0.2))
     timing = replay_file(record(tmp_path / "t.ndjson", costs=costs), costs).timing
-    assert timing is not None
     assert timing.predicted_s == pytest.approx(timing.measured_s, rel=1e-5)
     assert timing.step_error < 1e-4
     other = replay_file(tmp_path / "t.ndjson", Costs(gpu=GpuCost(fixed_s=0.4))).timing
-    assert other is not None
     assert other.total_error > 0.3
 
 
@@ -217,17 +213,23 @@ def test_replay_is_one_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unrecognized arguments: --replay" in capsys.readouterr().err
 
 
+def write_model(path: Path, **loader: float) -> None:
+    costs = {"format": "odb-costs", "version": 2, "gpu": {"fixed_s": 0.01, "per_token_s": 1e-6}}
+    path.write_text(json.dumps(costs | {"loader": loader}))
+
+
+def simulate_priced(folder: Path, *options: str) -> tuple[Path, Path]:
+    """Simulates a job that its loader limits. Returns its cost model and its trace."""
+    model, trace = folder / "costs.json", folder / "t.ndjson"
+    write_model(model, workers=4, sample_s=0.02)
+    data = ["gsm8k", "--ranks", "2", "--token-budget", "4096", "--cost-model", str(model), "--trace", str(trace)]
+    assert main(["simulate", *data, *options]) == 0
+    return model, trace
+
+
 def test_the_prediction_knows_the_workers_of_the_job(tmp_path: Path) -> None:
-    """In a job that its loader limits, another number of workers gives another time."""
-    model, trace = tmp_path / "costs.json", tmp_path / "t.ndjson"
-    loader = {"workers": 4, "sample_s": 0.02}
-    model.write_text(
-        json.dumps(
-            {"format": "odb-costs", "version": 2, "gpu": {"fixed_s": 0.01, "per_token_s": 1e-6}, "loader": loader}
-        )
-    )
-    data = ["gsm8k", "--ranks", "2", "--samples", "2000", "--token-budget", "4096", "--cost-model", str(model)]
-    assert main(["simulate", *data, "--workers", "8", "--trace", str(trace)]) == 0
+    """Another number of workers gives another time."""
+    model, trace = simulate_priced(tmp_path, "--samples", "2000", "--workers", "8")
 
     def find_error(*options: str) -> float:
         figures = get_figures(["replay", str(trace), "--cost-model", str(model), *options])
@@ -244,11 +246,7 @@ def test_without_workers_nothing_is_priced_as_if_there_were_some(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What the training thread reads is part of its steps, or is reported as left out."""
-    model, trace = tmp_path / "costs.json", tmp_path / "t.ndjson"
-    costs = {"format": "odb-costs", "version": 2, "gpu": {"fixed_s": 0.01, "per_token_s": 1e-6}}
-    model.write_text(json.dumps(costs | {"loader": {"workers": 4, "sample_s": 0.02}}))
-    data = ["gsm8k", "--ranks", "2", "--samples", "1000", "--token-budget", "4096", "--trace", str(trace)]
-    assert main(["simulate", *data, "--cost-model", str(model)]) == 0
+    model, trace = simulate_priced(tmp_path, "--samples", "1000")
     trace.write_text(trace.read_text().replace('"workers":4,', '"workers":0,'))
 
     def replay_with(*options: str) -> tuple[float, str]:
@@ -261,8 +259,6 @@ def test_without_workers_nothing_is_priced_as_if_there_were_some(
     assert inline_s < 0.6 * loaded_s
     assert "0 workers), and this cost model was not fitted to that" in said
     assert "Caution" not in said_of_four
-    fitted = {
-        name: 0 for name in ("sample_s", "per_token_s", "collate_step_s", "collate_per_token_s", "receive_sample_s")
-    }
-    model.write_text(json.dumps(costs | {"loader": {"workers": 1, **fitted}}))
+    costs = ("sample_s", "per_token_s", "collate_step_s", "collate_per_token_s", "receive_sample_s")
+    write_model(model, workers=1, **dict.fromkeys(costs, 0))
     assert "Caution" not in replay_with()[1], "the file says that steps hold what the loader does"

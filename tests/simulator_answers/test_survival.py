@@ -35,6 +35,7 @@ from odb_sim.studies.processes import Local, Processes, WorkerDied
 from odb_sim.studies.sweep import Study, build_points, run_grid, simulate_point
 
 from odb_ref.core.errors import UsageError
+from tests.helpers.capture import capture
 from tests.helpers.commands import get_figures
 from tests.simulator_answers.helpers import make_lengths
 
@@ -172,7 +173,7 @@ def test_sigterm_ends_a_study_on_ray_with_its_own_status() -> None:
 
 
 def list_running(name: str) -> list[str]:
-    shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    shown = capture(["ps", "-eo", "args"], check=True).stdout
     return [line for line in shown.splitlines() if line.startswith(name)]
 
 
@@ -289,7 +290,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def list_group(group: int) -> list[str]:
-    shown = subprocess.run(["ps", "-eo", "pgid,args"], capture_output=True, text=True, check=True).stdout
+    shown = capture(["ps", "-eo", "pgid,args"], check=True).stdout
     living = [line for line in shown.splitlines() if "<defunct>" not in line]
     return [line for line in living if re.match(rf"\s*{group}\s", line)]
 

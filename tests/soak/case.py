@@ -131,7 +131,6 @@ class Case:
 
     @property
     def timeout_s(self) -> float:
-        """The timeout of the loaders."""
         return SHORT_TIMEOUT_S if self.fault in WAITED_FOR else LONG_TIMEOUT_S
 
     @property
@@ -188,7 +187,6 @@ class World:
 
 
 def expand(seed: int, *, has_lab: bool = False) -> World:
-    """Returns the world of a seed."""
     choose = random.Random(seed)
     ranks = choose.choice([1, 2, 2, 2, 3, 3, 4, 5, 6])
     is_lab = choose.random() < 0.15 and has_lab

@@ -107,7 +107,6 @@ def _fork(function: Callable[[], object]) -> int:
 
 
 def run(world: World) -> Verdict:
-    """Runs and judges one world."""
     verdict, began = Verdict(world=world), time.monotonic()
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(Lab(HOSTS)) if world.is_lab else None
@@ -229,7 +228,6 @@ class _Processes:
             raise _Trouble(*trouble)
 
     def kill(self) -> None:
-        """Kills every process that is left."""
         for pid in find_sessions(set(self._pids.values())):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -305,7 +303,6 @@ def survive_clients() -> None:
 
 
 def run_all(worlds: Iterator[World], jobs: int) -> Iterator[Verdict]:
-    """Runs the worlds, several at a time."""
     running: dict[Connection[Any, Any], tuple[int, World]] = {}
     is_over = False
     while running or not is_over:
@@ -326,7 +323,6 @@ def run_all(worlds: Iterator[World], jobs: int) -> Iterator[Verdict]:
 
 
 def show(verdict: Verdict) -> None:
-    """Prints a run."""
     number = len(verdict.cases)
     print(
         f"{'WRONG' if verdict.trouble else 'right'} in {verdict.seconds:.1f} s: seed {verdict.world.seed}, {number} faults"

@@ -144,7 +144,6 @@ def _find_place(value: Any, rng: random.Random) -> tuple[Any, Any, str]:
 
 
 def change_value(lines: list[bytes], rng: random.Random) -> str:
-    """Changes a value anywhere."""
     place = rng.randrange(len(lines))
     line = json.loads(lines[place])
     holder, key, path = _find_place(line, rng)
@@ -351,7 +350,6 @@ def fuzz_guided(runs: int, seed: int) -> None:
 
 
 def main() -> int:
-    """Fuzzes according to the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)

@@ -86,7 +86,6 @@ def _judge_failed(case: Case, told: dict[int, Found]) -> list[str]:
 
 
 def _find_blamable(case: Case, rank: int) -> set[int]:
-    """Returns the ranks that a rank may blame."""
     if case.fault is not Fault.CUT:
         return {case.failing}
     # On either side of the cut, it must be a rank on the other side.

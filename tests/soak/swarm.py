@@ -56,7 +56,6 @@ def _draw_quota(draw: Draw, mode: Mode, samples: int) -> int | None:
 
 
 def simulate(draw: Draw, folder: Path) -> tuple[str, Callable[[], str]]:
-    """Prepares a run of the simulator."""
     ranks = draw.choice((1, 2, 3, 4, 8, 20))
     window = draw.choice((1, 2, 4, 16, 64))
     samples = min(24_000, ranks * window * draw.choice((20, 200, 2_000)))
@@ -114,7 +113,6 @@ def simulate(draw: Draw, folder: Path) -> tuple[str, Callable[[], str]]:
 
 
 def run_in_memory(draw: Draw, folder: Path) -> tuple[str, Callable[[], str]]:
-    """Prepares a world in memory."""
     ranks = draw.choice((1, 2, 3, 5, 18))
     size = draw.choice((30, 300, 1_500)) if ranks < 18 else 40
     longest = draw.choice((5, 60, 90_000))

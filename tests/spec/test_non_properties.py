@@ -53,7 +53,6 @@ def test_a_lone_stop_does_not_recall_a_trainer_from_a_collective() -> None:
     for seed in range(50):
         world = run([[8] * 12, [8] * 12], make_config(), seed=seed, stops={0: 1})
         finish = world.nodes[1].finish
-        assert finish is not None
         if finish.outcome.kind is OutcomeKind.STOPPED and len(world.nodes[1].taken) > finish.step_limit:
             found = True
     assert found
@@ -214,15 +213,19 @@ def test_in_sampler_order_a_window_may_make_more_groups_than_needed() -> None:
     assert len(compute_groups(samples, 4)) == 3
 
 
+def lower_on_the_way(world: World) -> World:
+    """Runs a world whose rank 0 accepts less after it has taken step 3."""
+    while len(world.nodes[0].taken) < 4:
+        assert world.step()
+    world.accept(0, 4)
+    return world.run()
+
+
 def test_when_a_lowered_budget_holds_is_timing() -> None:
     """NP24. Checks: REPLAY. Both runs lower it after step 3 was taken. All ranks of a run follow at the same step."""
     found = []
     for seed in range(6):
-        world = World(make_config(window_samples=8), make_shards([[2] * 60, [2] * 60]), seed=seed)
-        while len(world.nodes[0].taken) < 4:
-            assert world.step()
-        world.accept(0, 4)
-        world.run()
+        world = lower_on_the_way(World(make_config(window_samples=8), make_shards([[2] * 60, [2] * 60]), seed=seed))
         first = [next(step.number for step in node.taken if len(step.group) == 2) for node in world.nodes]
         assert first[0] == first[1]
         found.append(first[0])
@@ -231,11 +234,7 @@ def test_when_a_lowered_budget_holds_is_timing() -> None:
 
 def test_what_was_grouped_before_keeps_its_budget() -> None:
     """NP25. Checks: BUDGET."""
-    world = World(make_config(depth_steps=1), make_shards([[2] * 40]))
-    while len(world.nodes[0].taken) < 4:
-        assert world.step()
-    world.accept(0, 4)
-    world.run()
+    world = lower_on_the_way(World(make_config(depth_steps=1), make_shards([[2] * 40])))
     assert [len(step.group) for step in world.nodes[0].taken[4:]].count(4) > 0
 
 

@@ -20,12 +20,11 @@ SEEDS = st.integers(0, 10_000)
 
 
 @st.composite
-def configs(draw: st.DrawFn, mode: Mode = Mode.JOIN, limits: tuple[int, ...] = ()) -> Config:
+def configs(draw: st.DrawFn, mode: Mode = Mode.JOIN) -> Config:
     """Draws small configurations of one mode."""
     return make_config(
         mode=mode,
         budget_tokens=draw(st.integers(1, 20)),
-        limits=limits,
         window_samples=draw(st.integers(1, 6)),
         depth_steps=draw(st.integers(1, 3)),
         max_age_rounds=draw(st.integers(1, 3)),

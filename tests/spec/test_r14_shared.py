@@ -20,6 +20,7 @@ from odb_ref.core.errors import PeerError, UsageError
 from odb_ref.core.events import Agreed, Counted, Event, SamplesRead
 from odb_ref.core.exchange import combine_posts
 from odb_ref.core.machine import Machine, start, transition
+from odb_ref.core.offer import Offer
 from odb_ref.core.resume import RoundStart, compute_round_start
 from odb_ref.core.types import Mode, StepCounts
 from tests.helpers.world import ByArrival, Fault, Node, Shard, World, make_config, make_shard
@@ -80,12 +81,8 @@ def test_windows_of_packed_rows_shrink_to_what_is_left_for_each_rank(layout: Lay
 def test_a_rank_wants_no_more_than_what_is_left_for_each() -> None:
     """Spec: R14.2. 8 of 13 places are drawn, so 3 are left for each rank, but there is room for 4."""
     for layout, wanted in ((Layout.PACKED, 3), (Layout.PADDED, 4)):
-        _, machine = begin(13, layout=layout)
-        machine.begin()
-        (offer,) = machine.handle(SamplesRead(make_shard([8, 8, 8, 8])))
-        assert isinstance(offer, PostOffer)
-        (counts,) = machine.handle(Agreed(offer.offer))
-        assert isinstance(counts, PostCounts)
+        _, machine, offer = offer_first([8, 8, 8, 8], 13, layout=layout)
+        (counts,) = machine.handle(Agreed(offer))
         assert counts.wanted == wanted
 
 
@@ -147,6 +144,14 @@ def begin(total: int = 20, **options: object) -> tuple[Config, Machine]:
     return config, Machine(config)
 
 
+def offer_first(lengths: list[int], total: int = 20, **options: object) -> tuple[Config, Machine, Offer]:
+    """Returns the same after the offer of its first window."""
+    config, machine = begin(total, **options)
+    machine.begin()
+    (post,) = machine.handle(SamplesRead(make_shard(lengths)))
+    return config, machine, post.offer
+
+
 def test_a_rank_reads_what_it_has_drawn_after_the_counts() -> None:
     """Spec: R14.2, R14.4, R6.1, R6.3, R5.4."""
     _, machine = begin()
@@ -154,7 +159,6 @@ def test_a_rank_reads_what_it_has_drawn_after_the_counts() -> None:
     order = make_shard([8, 1, 1, 1])
     assert machine.handle(SamplesRead(order[:2])) == ()
     (offer,) = machine.handle(SamplesRead(order[2:]))
-    assert isinstance(offer, PostOffer)
     (counts,) = machine.handle(Agreed(replace(offer.offer, groups_min=1)))
     # The group of 8 tokens is emitted, and one of 3 is carried: 4 samples have 11 tokens, and ceil(12 / 11) are wanted.
     assert counts == PostCounts((StepCounts(1, 8, 7),), 2)
@@ -175,11 +179,8 @@ def test_what_ranks_want_is_gathered_with_the_counts() -> None:
 @pytest.mark.parametrize("wants", [(), (4,), (4, 4, 4), (-1, 4)])
 def test_a_want_of_each_rank_is_expected(wants: tuple[int, ...]) -> None:
     """Spec: R14.2, R8. The state is unchanged."""
-    config, machine = begin()
-    machine.begin()
-    (offer,) = machine.handle(SamplesRead(make_shard([8, 1, 1, 1])))
-    assert isinstance(offer, PostOffer)
-    (counts,) = machine.handle(Agreed(offer.offer))
+    config, machine, offer = offer_first([8, 1, 1, 1])
+    (counts,) = machine.handle(Agreed(offer))
     assert isinstance(counts, PostCounts)
     with pytest.raises(PeerError, match="field wants"):
         transition(config, machine.state, Counted(counts.counts, wants))
@@ -187,11 +188,8 @@ def test_a_want_of_each_rank_is_expected(wants: tuple[int, ...]) -> None:
 
 def test_nothing_can_be_read_before_it_is_drawn() -> None:
     """Spec: R14.2, R5.1."""
-    config, machine = begin()
-    machine.begin()
-    (offer,) = machine.handle(SamplesRead(make_shard([8, 1, 1, 1])))
-    assert isinstance(offer, PostOffer)
-    machine.handle(Agreed(offer.offer))
+    config, machine, offer = offer_first([8, 1, 1, 1])
+    machine.handle(Agreed(offer))
     with pytest.raises(UsageError, match="no Read is open"):
         transition(config, machine.state, SamplesRead(make_shard([1])))
 
@@ -201,14 +199,12 @@ def test_fewer_samples_than_were_drawn_end_the_read_and_not_the_order() -> None:
     config, _ = begin()
     state, _ = start(config)
     state, (post,) = transition(config, state, SamplesRead(make_shard([8, 1]), is_ended=True))
-    assert isinstance(post, PostOffer)
     assert (state.read_samples, state.wanted_samples, state.is_ended) == (2, 0, False)
     assert (post.offer.groups_min, post.offer.groups_max) == (1, 2)
     with pytest.raises(UsageError, match="the source has not ended"):
         transition(config, start(config)[0], SamplesRead((), is_ended=True))
     last, _ = begin(8)
     state, (post,) = transition(last, start(last)[0], SamplesRead((), is_ended=True))
-    assert isinstance(post, PostOffer)
     assert post.offer.samples_max == 0
     assert state.is_ended
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from odb_ref.core.effects import OutcomeKind, PostOffer
+from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.errors import PeerError, UsageError
 from odb_ref.core.events import (
     Agreed,
@@ -25,7 +25,6 @@ def test_a_read_ends_where_the_window_is_full() -> None:
     """Spec: R2.3, R5.1."""
     begun, _ = start(CONFIG)
     full, (post,) = transition(CONFIG, begun, SamplesRead(SHARD[:1], is_full=True))
-    assert isinstance(post, PostOffer)
     assert (full.wanted_samples, full.is_ended, post.offer.groups_min) == (0, False, 1)
     state, _ = transition(CONFIG, begun, SamplesRead(SHARD[:1]))
     assert transition(CONFIG, state, SamplesRead((), is_full=True)) == (full, (post,))
@@ -41,7 +40,6 @@ def test_a_read_ends_where_the_window_is_full() -> None:
 def test_an_agreement_is_judged_in_the_order_of_the_rule() -> None:
     """Spec: R5.3, R7.4. Failure, then mismatch, then a wrong round, then stop, then not ready, then closing."""
     state, (post,) = transition(CONFIG, start(CONFIG)[0], SamplesRead(SHARD))
-    assert isinstance(post, PostOffer)
     own = post.offer
     everything = replace(
         own, failed_rank=0, stop_rank=0, stop_step=0, ready_min=0, samples_max=0, round_min=9, round_max=9
@@ -53,12 +51,10 @@ def test_an_agreement_is_judged_in_the_order_of_the_rule() -> None:
     assert transition(CONFIG, state, Agreed(replace(unfailed, round_min=0)))[0].phase is Phase.REPORT
     in_round = replace(unfailed, round_min=0, round_max=0)
     outcome = transition(CONFIG, state, Agreed(in_round))[0].outcome
-    assert outcome is not None
     assert outcome.kind is OutcomeKind.STOPPED
     with pytest.raises(PeerError, match="ready_min"):
         transition(CONFIG, state, Agreed(replace(in_round, stop_rank=NONE, stop_step=NONE)))
     closing = transition(CONFIG, state, Agreed(replace(in_round, stop_rank=NONE, stop_step=NONE, ready_min=1)))[0]
-    assert closing.outcome is not None
     assert closing.outcome.kind is OutcomeKind.COMPLETE
 
 

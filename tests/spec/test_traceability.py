@@ -18,8 +18,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module", name="tool")
 def _tool() -> ModuleType:
     spec = importlib.util.spec_from_file_location("traceability", ROOT / "spec" / "traceability.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["traceability"] = module
     spec.loader.exec_module(module)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.capture import capture
 
 TLA = Path(__file__).parents[2] / "spec" / "tla"
 Value = object
@@ -61,7 +62,7 @@ def run_tlc(config: Path, work: Path, *, module: str = "MC", arguments: tuple[st
         "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx1g", "-cp", str(jar), "tlc2.TLC", "-workers", "1",
         "-metadir", str(work / "meta"), "-config", str(config), *arguments, module,
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=280, check=False)
+    done = capture(command, cwd=work, timeout=280)
     errors = [line for line in done.stdout.splitlines() if line.startswith("Error: ") and line != "Error: "]
     states = re.findall(r"(\d+) distinct states found, \d+ states left on queue\.$", done.stdout, re.MULTILINE)
     assert states or errors, done.stdout + done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import signal
@@ -191,6 +192,15 @@ def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, lis
         if len(found) == limit:
             break
     return found
+
+
+def listen() -> list[str]:
+    """Returns a list to which everything is added that the library logs in this process from now on."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("odb_ref").addHandler(handler)
+    return lines
 
 
 def check_goes_on(

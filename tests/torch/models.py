@@ -56,7 +56,6 @@ def check_gradient(found: Sequence[float] | torch.Tensor, expected: torch.Tensor
 def list_updates(
     loader: ODBDataLoader, step: Callable[[Any, StepInfo], object], get: Callable[[], list[float]]
 ) -> list[Update]:
-    """Returns each update of an epoch of such steps."""
     updates: list[Update] = []
     numbers: list[int] = []
     for batch, info in loader.steps():

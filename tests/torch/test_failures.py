@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import multiprocessing
 import os
 import re
@@ -23,7 +22,7 @@ from odb_ref.torch.reading.pipeline import find_failed
 from odb_ref.torch.reading.tasks import get_length
 from odb_ref.trace.check import check_traces
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate
+from tests.torch.data import Numbers, collate, listen
 from tests.torch.ranks import Result, get_values, run_each, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "shard": "given", "timeout_s": 5}
@@ -361,10 +360,7 @@ def test_one_that_leaves_and_closes_while_others_are_slow_is_named() -> None:
 
 def leave_others_in_a_collective(rank: int, folder: Path) -> list[str]:
     """Returns what a rank logs that has left alone, while the other waits for it as in a model's collective."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("odb_ref").addHandler(handler)
+    lines = listen()
     with ODBDataLoader(Numbers(0, 40), **nested(**SETTINGS | {"window": 64, "timeout_s": 1})) as loader:
         steps = loader.steps()
         for _ in range(3 + rank):

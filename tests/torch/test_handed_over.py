@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 import pickle
 import re
 import time
@@ -25,7 +24,7 @@ from odb_ref.torch import ODBDataLoader, apply
 from odb_ref.torch.settings import RENAMED
 from odb_ref.trace.check import check_traces
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate, read
+from tests.torch.data import Numbers, collate, listen, read
 from tests.torch.ranks import run_each, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 6, "collate_fn": collate, "timeout_s": 20}
@@ -37,7 +36,11 @@ def make_loader(**options: Any) -> ODBDataLoader:
 
 def read_numbers(**options: Any) -> list[int]:
     with make_loader(**options) as loader:
-        return [number for _, numbers, _ in read(loader) for number in numbers]
+        return read_in_order(loader)
+
+
+def read_in_order(loader: ODBDataLoader) -> list[int]:
+    return [number for _, numbers, _ in read(loader) for number in numbers]
 
 
 # Numbers -------------------------------------------------------------------------------------------------------------
@@ -225,18 +228,14 @@ def test_a_loader_is_true_and_cannot_be_copied() -> None:
 # Samplers, data loaders ----------------------------------------------------------------------------------------------
 
 
-def make_sampler(seed: int = 0) -> DistributedSampler[Any]:
-    return DistributedSampler(Numbers(0, 20), num_replicas=1, rank=0, seed=seed)
+def make_sampler() -> DistributedSampler[Any]:
+    return DistributedSampler(Numbers(0, 20), num_replicas=1, rank=0)
 
 
 def list_in(epoch: int) -> list[int]:
     sampler = make_sampler()
     sampler.set_epoch(epoch)
     return list(sampler)
-
-
-def read_in_order(loader: ODBDataLoader) -> list[int]:
-    return [number for _, numbers, _ in read(loader) for number in numbers]
 
 
 def test_a_sampler_set_to_another_epoch_is_noticed() -> None:
@@ -410,10 +409,8 @@ def test_batches_of_the_users_own_are_not_taken_for_an_order() -> None:
 )
 def test_drop_last_is_answered_or_taken_over_by_updates_of_a_fixed_size(batching: dict[str, Any]) -> None:
     plain: DataLoader[Any] = DataLoader(Numbers(0, 20), collate_fn=collate, **batching)
-    with (
-        pytest.warns(RuntimeWarning, match="drop_last=True has no effect"),
-        apply(plain, token_budget=60) as loader,
-    ):
+    told = pytest.warns(RuntimeWarning, match="drop_last=True has no effect")
+    with told, apply(plain, token_budget=60) as loader:
         assert sorted(read_in_order(loader)) == list(range(20))
     with apply(plain, token_budget=60, update_samples=6) as loader:
         assert sorted(read_in_order(loader)) == list(range(18))
@@ -538,18 +535,8 @@ def test_ranks_are_named_by_the_job_and_by_their_group() -> None:
         assert results[2].rank == 1
 
 
-class Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def wait_in_the_second_half(rank: int) -> Any:
-    lines = Lines()
-    logging.getLogger("odb_ref").addHandler(lines)
+    lines = listen()
     group = dist.new_group([2, 3])
     if rank < 2:
         return []
@@ -562,7 +549,7 @@ def wait_in_the_second_half(rank: int) -> Any:
             time.sleep(2.5)
         for _ in epoch:
             pass
-    return lines.lines
+    return lines
 
 
 def test_a_rank_that_is_waited_for_is_named_by_the_job() -> None:

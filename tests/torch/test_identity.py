@@ -435,7 +435,6 @@ def test_interleaved_nested_and_new_loaders_go_on_to_work() -> None:
 
 
 def join(rank: int, store: Path) -> None:
-    """Joins a group of two."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     dist.barrier()  # a rank with nothing more to do may end before the other has connected
 

@@ -257,7 +257,6 @@ def test_dropping_the_steps_leaves_the_epoch() -> None:
             if info.step == 2:
                 break
         side = loader._delivery
-        assert side is not None
         assert side.wait(10)
 
 

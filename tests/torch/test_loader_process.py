@@ -432,13 +432,11 @@ def test_leaving_while_steps_are_skipped_is_a_stop() -> None:
         loader.load_state_dict(state)
         iterator = iter(loader)
         delivery = loader._delivery
-        assert delivery is not None
         iterator.close()
         assert delivery.wait(10)
         assert delivery.driver.cursor.next_step < 400
         assert delivery.driver.defect is None
         outcome = delivery.driver.state.outcome
-        assert outcome is not None
         assert outcome.kind is OutcomeKind.STOPPED
 
 
@@ -453,7 +451,6 @@ def test_what_belongs_to_an_epoch_that_is_over_does_not_reach_the_next(tmp_path:
         second = iter(loader)
         next(second)
         assert next(first, None) is None
-        assert over is not None
         over._on_answer(Urged())
         assert 1 + len(list(second)) == steps
         for epoch in range(2):

@@ -54,7 +54,6 @@ def test_no_process_outlives_the_training_process(how: signal.Signals, method: s
     command = [sys.executable, "-c", SCRIPT, method]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         assert len(find_sessions({process.pid})) >= 4
         process.send_signal(how)

@@ -357,7 +357,6 @@ def test_what_a_collate_fn_does_to_a_sample_no_idle_step_sees(size: int, is_pack
     collator.put([(0, Measured(3, 3, pack(sample) if is_packed else sample))])
     for places in ((0,), (), ()):
         task = collator.take(BatchRequest(0, places))
-        assert task is not None
         found: Any = unpack(task.samples[0])
         assert found["input_ids"].sum() == size
         found["input_ids"] += 1

@@ -41,6 +41,7 @@ COUNT = 47
 BAD = (0, 1, 9, 10, 11, 23, 38, 45, 46)
 """At both ends, single and in a row."""
 FAULTS = ("raise", "empty", "no_ids", "labels")
+SHUFFLED: dict[str, Any] = {"shuffle": True, "seed": 11, "window": 6}
 
 
 def spoil(count: int = COUNT, bad: Iterable[int] = BAD, faults: tuple[str, ...] = FAULTS, kind: Any = Numbers) -> Any:
@@ -56,13 +57,17 @@ def get_numbers(rows: Iterable[list[int]]) -> list[int]:
 GOOD = [number for number in range(COUNT) if number not in BAD]
 
 
+def make_loader(dataset: Any, **options: Any) -> ODBDataLoader:
+    return ODBDataLoader(dataset, **nested(**(SETTINGS | options)))
+
+
 # What is trained on, and what is reported ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_bad_samples_are_set_aside_and_all_others_trained_on(num_workers: int) -> None:
     """Spec: R11, R11.1. Checks: COVER, ONCE."""
-    with ODBDataLoader(spoil(), **nested(num_workers=num_workers, **SETTINGS)) as loader:
+    with make_loader(spoil(), num_workers=num_workers) as loader:
         assert loader.quarantined == ()
         with pytest.warns(
             BadSampleWarning, match="epoch 0: the sample 0 was set aside: ValueError: bad row 0"
@@ -86,14 +91,14 @@ def test_bad_samples_are_set_aside_and_all_others_trained_on(num_workers: int) -
 
 
 def test_a_warning_made_an_error_is_raised_to_the_one_who_trains() -> None:
-    with warnings.catch_warnings(), ODBDataLoader(spoil(), **nested(**SETTINGS)) as loader:
+    with warnings.catch_warnings(), make_loader(spoil()) as loader:
         warnings.simplefilter("error", BadSampleWarning)
         with pytest.raises(BadSampleWarning):
             read(loader)
 
 
 def test_a_clean_epoch_warns_of_nothing() -> None:
-    with warnings.catch_warnings(), ODBDataLoader(Numbers(0, 30), **nested(**SETTINGS)) as loader:
+    with warnings.catch_warnings(), make_loader(Numbers(0, 30)) as loader:
         warnings.simplefilter("error")
         assert get_numbers(numbers for _, numbers, _ in read(loader)) == list(range(30))
         assert loader.quarantined == ()
@@ -117,7 +122,7 @@ class Cracked(Stream):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_of_an_iterable_data_set_what_has_no_length_is_set_aside(num_workers: int) -> None:
-    with ODBDataLoader(Cracked(COUNT), **nested(num_workers=num_workers, **SETTINGS)) as loader:
+    with make_loader(Cracked(COUNT), num_workers=num_workers) as loader:
         assert get_numbers(numbers for _, numbers, _ in read(loader)) == GOOD
         assert len(loader.quarantined) == len(BAD)
 
@@ -136,7 +141,7 @@ def fail_to_collate(samples: list[Any]) -> Any:
 )
 def test_what_is_no_matter_of_a_sample_still_fails(dataset: Any, options: dict[str, Any], cause: str) -> None:
     """Spec: R11.1. Checks: ABORT."""
-    with ODBDataLoader(dataset, **nested(**(SETTINGS | options))) as loader, pytest.raises(JobError, match=cause):
+    with make_loader(dataset, **options) as loader, pytest.raises(JobError, match=cause):
         read(loader)
 
 
@@ -146,30 +151,28 @@ def test_what_is_no_matter_of_a_sample_still_fails(dataset: Any, options: dict[s
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_more_than_the_limit_end_the_epoch_with_their_number_and_the_last_cause(num_workers: int) -> None:
     """Spec: R11.2."""
-    options = SETTINGS | {"max_bad_samples": 4, "num_workers": num_workers}
-    with ODBDataLoader(spoil(faults=("raise",)), **nested(**options)) as loader:
-        message = (
-            r"rank 0 failed: 5 bad samples, but max_bad_samples=4 allows only 4 on this rank\. "
-            "The last is 11: ValueError: bad row 11"
-        )
-        with pytest.raises(JobError, match=message):
-            read(loader)
+    message = (
+        r"rank 0 failed: 5 bad samples, but max_bad_samples=4 allows only 4 on this rank\. "
+        "The last is 11: ValueError: bad row 11"
+    )
+    with (
+        make_loader(spoil(faults=("raise",)), max_bad_samples=4, num_workers=num_workers) as loader,
+        pytest.raises(JobError, match=message),
+    ):
+        read(loader)
 
 
 def test_a_share_is_one_of_the_samples_of_the_rank_and_allows_a_few_in_any_case() -> None:
     many = spoil(2000, range(0, 60, 2), ("raise",))
-    with ODBDataLoader(
-        many, **nested(**(SETTINGS | {"max_bad_samples": 0.015, "window": 50, "token_budget": 400}))
-    ) as loader:
+    options = {"window": 50, "token_budget": 400}
+    with make_loader(many, max_bad_samples=0.015, **options) as loader:
         assert len(get_numbers(numbers for _, numbers, _ in read(loader))) == 1970
     with (
-        ODBDataLoader(
-            many, **nested(**(SETTINGS | {"max_bad_samples": 0.014, "window": 50, "token_budget": 400}))
-        ) as loader,
+        make_loader(many, max_bad_samples=0.014, **options) as loader,
         pytest.raises(JobError, match=r"29 bad samples, but max_bad_samples=0.014 allows only 28 on this rank"),
     ):
         read(loader)
-    with ODBDataLoader(spoil(), **nested(**(SETTINGS | {"max_bad_samples": 0.001}))) as loader:
+    with make_loader(spoil(), max_bad_samples=0.001) as loader:
         assert get_numbers(numbers for _, numbers, _ in read(loader)) == GOOD
 
 
@@ -177,7 +180,7 @@ def test_a_share_is_one_of_the_samples_of_the_rank_and_allows_a_few_in_any_case(
 def test_an_epoch_without_a_good_sample_fails(num_workers: int) -> None:
     """Spec: R11.2."""
     with (
-        ODBDataLoader(spoil(5, range(5), ("raise",)), **nested(num_workers=num_workers, **SETTINGS)) as loader,
+        make_loader(spoil(5, range(5), ("raise",)), num_workers=num_workers) as loader,
         pytest.raises(JobError, match=r"all 5 samples of this rank are bad\. The last is 4: ValueError: bad row 4"),
     ):
         read(loader)
@@ -187,7 +190,7 @@ def test_an_epoch_without_a_good_sample_fails(num_workers: int) -> None:
 
 
 def read_epochs(rank: int, options: dict[str, Any]) -> Any:
-    with ODBDataLoader(spoil(), **nested(**(SETTINGS | {"shuffle": True, "seed": 5} | options))) as loader:
+    with make_loader(spoil(), shuffle=True, seed=5, **options) as loader:
         epochs = [read(loader), read(loader)]
         return epochs, [item.index for item in loader.quarantined], loader.metrics()["odb/quarantined_samples"]
 
@@ -213,7 +216,7 @@ def test_the_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> No
 
 def read_one_bad_shard(rank: int, limit: int) -> Any:
     dataset = spoil(40, (3, 5, 7, 30) if rank == 1 else (), ("raise",))
-    with ODBDataLoader(dataset, **nested(shard="given", **(SETTINGS | {"max_bad_samples": limit}))) as loader:
+    with make_loader(dataset, shard="given", max_bad_samples=limit) as loader:
         return [step for step, _, _ in read(loader)], len(loader.quarantined)
 
 
@@ -231,8 +234,7 @@ def test_bad_samples_of_one_rank_leave_all_ranks_in_step_and_too_many_end_all() 
 
 def read_empty_shard(rank: int, bad: range) -> Any:
     dataset = Numbers(20, 20) if rank == 0 else spoil(40, bad, ("raise",))
-    options = SETTINGS | {"name": "one"} | ({} if rank == 0 else {"sampler": []})
-    with ODBDataLoader(dataset, **nested(shard="given", **options)) as loader:
+    with make_loader(dataset, shard="given", name="one", **({} if rank == 0 else {"sampler": []})) as loader:
         return [(info.is_idle, batch["numbers"]) for batch, info in loader.steps()]
 
 
@@ -250,16 +252,16 @@ def test_a_rank_without_samples_replays_the_first_good_one() -> None:
 
 def save_and_go_on(rank: int, num_workers: int, limits: Iterable[int] | None) -> list[Any]:
     """Returns for these steps, or every one, what was read before, what a new loader reads from the state, and its report."""
-    options = SETTINGS | {"shuffle": True, "accumulation_steps": 2, "num_workers": num_workers}
-    with ODBDataLoader(spoil(), **nested(**options)) as loader:
+    options = {"shuffle": True, "accumulation_steps": 2, "num_workers": num_workers}
+    with make_loader(spoil(), **options) as loader:
         whole = read(loader)
         bad = {item.index for item in loader.quarantined}
     rows: list[Any] = [whole]
     for limit in limits or range(len(whole) + 1):
-        with ODBDataLoader(spoil(), **nested(**options)) as loader:
+        with make_loader(spoil(), **options) as loader:
             before = read(loader, limit)
             state = json.loads(json.dumps(loader.state_dict()))
-        with ODBDataLoader(spoil(), **nested(**options)) as loader:
+        with make_loader(spoil(), **options) as loader:
             loader.load_state_dict(state)
             assert loader.state_dict() == state
             steps = loader.steps()
@@ -286,7 +288,7 @@ def test_the_same_ranks_go_on_identically_after_any_step() -> None:
 
 
 def save(rank: int, limit: int, base: list[Any], bad: tuple[int, ...]) -> tuple[list[int], dict[str, Any], list[Any]]:
-    with ODBDataLoader(spoil(bad=bad), **nested(**(SETTINGS | {"shuffle": True, "seed": 11, "window": 6}))) as loader:
+    with make_loader(spoil(bad=bad), **SHUFFLED) as loader:
         if base:
             loader.load_state_dict(base)
         numbers = [number for _, numbers, _ in read(loader, limit) for number in numbers]
@@ -310,14 +312,12 @@ def test_what_decided_the_steps_taken_must_be_readable_again(is_last: bool) -> N
     _, state, _ = save(0, 1, [], ())
     order = compute_order(COUNT, 11, 0)
     needed = order[state["known"] - 1 if is_last else 0]
-    options = SETTINGS | {"shuffle": True, "seed": 11, "window": 6}
-    with ODBDataLoader(spoil(bad=(needed,), faults=("raise",)), **nested(**options)) as loader:
+    with make_loader(spoil(bad=(needed,), faults=("raise",)), **SHUFFLED) as loader:
         loader.load_state_dict(state)
-        with pytest.raises(
-            JobError, match=f"the sample {needed} was good before the state was saved, but cannot be read"
-        ):
+        message = f"the sample {needed} was good before the state was saved, but cannot be read"
+        with pytest.raises(JobError, match=message):
             read(loader)
-    with ODBDataLoader(spoil(bad=(order[state["known"]],), faults=("raise",)), **nested(**options)) as loader:
+    with make_loader(spoil(bad=(order[state["known"]],), faults=("raise",)), **SHUFFLED) as loader:
         loader.load_state_dict(state)
         assert len(get_numbers(numbers for _, numbers, _ in read(loader))) < COUNT
         assert len(loader.quarantined) == 1
@@ -334,8 +334,7 @@ def test_what_is_read_after_a_failure_does_not_hide_it(monkeypatch: pytest.Monke
     _, state, _ = save(0, 1, [], ())
     order = compute_order(COUNT, 11, 0)
     monkeypatch.setattr(Exchange, "_exchange", exchange_late)
-    options = SETTINGS | {"shuffle": True, "seed": 11, "window": 6}
-    with ODBDataLoader(spoil(bad=(order[0],), faults=("raise",)), **nested(**options)) as loader:
+    with make_loader(spoil(bad=(order[0],), faults=("raise",)), **SHUFFLED) as loader:
         loader.load_state_dict(state)
         with pytest.raises(JobError, match=f"the sample {order[0]} was good before"):
             read(loader)
@@ -347,7 +346,7 @@ def test_an_iterable_data_set_goes_on_by_reading_again() -> None:
         assert limit or loader.metrics()["odb/quarantined_samples"] == len(BAD)
         return rows
 
-    check_goes_on(lambda: ODBDataLoader(Cracked(COUNT), **nested(**SETTINGS)), range(1, 12), read_and_count)
+    check_goes_on(lambda: make_loader(Cracked(COUNT)), range(1, 12), read_and_count)
 
 
 @pytest.mark.parametrize("seed", range(few(40)))
@@ -358,7 +357,7 @@ def test_random_data_go_on_identically_and_with_other_settings_completely(seed: 
     share = choose.choice([0.1, 0.3, 0.7])
     bad = [index for index in range(1, count) if choose.random() < share]
     good = [index for index in range(count) if index not in bad]
-    options = SETTINGS | {
+    options: dict[str, Any] = {
         "shuffle": choose.random() < 0.5,
         "window": choose.randint(1, 12),
         "token_budget": choose.choice([20, 60, 120]),
@@ -366,19 +365,19 @@ def test_random_data_go_on_identically_and_with_other_settings_completely(seed: 
         "max_age_rounds": choose.randint(1, 4),
         "ramp_rounds": choose.randint(0, 3),
     }
-    with ODBDataLoader(spoil(count, bad), **nested(**options)) as loader:
+    with make_loader(spoil(count, bad), **options) as loader:
         whole = read(loader)
         assert get_numbers(numbers for _, numbers, _ in whole) == good
     limit = choose.randint(1, len(whole))
-    with ODBDataLoader(spoil(count, bad), **nested(**options)) as loader:
+    with make_loader(spoil(count, bad), **options) as loader:
         before = read(loader, limit)
         state = json.loads(json.dumps(loader.state_dict()))
-    with ODBDataLoader(spoil(count, bad), **nested(**options)) as loader:
+    with make_loader(spoil(count, bad), **options) as loader:
         loader.load_state_dict(state)
         assert before + read(loader) == whole
         assert sorted(item.index for item in loader.quarantined) == bad
     if limit < len(whole):
-        with ODBDataLoader(spoil(count, bad), **nested(**(options | {"token_budget": 70}))) as loader:
+        with make_loader(spoil(count, bad), **(options | {"token_budget": 70})) as loader:
             loader.load_state_dict([state])
             assert get_numbers(numbers for _, numbers, _ in before + read(loader)) == good
 

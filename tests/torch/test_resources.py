@@ -18,6 +18,7 @@ import torch
 
 from odb_ref.torch.reading import serialization
 from odb_ref.torch.reading.serialization import LARGE_BYTES, TransferError, pack, unpack
+from tests.helpers.capture import capture
 
 EPOCH_OF_IMAGES = textwrap.dedent(
     """
@@ -53,9 +54,7 @@ EPOCH_OF_IMAGES = textwrap.dedent(
 def run(program: str, tmp_path: Path, *prefix: str) -> subprocess.CompletedProcess[str]:
     path = tmp_path / "program.py"
     path.write_text(program)
-    return subprocess.run(
-        [*prefix, sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False
-    )
+    return capture([*prefix, sys.executable, str(path)], timeout=120)
 
 
 def test_a_window_of_images_takes_no_descriptors(tmp_path: Path) -> None:

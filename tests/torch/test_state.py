@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Sampler
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, Stream, check_goes_on, collate, make_sample, read
 from tests.torch.ranks import get_values, run_each, run_ranks
-from tests.torch.states import change
+from tests.torch.states import change, check_refused
 
 SETTINGS: dict[str, Any] = {
     "token_budget": 60,
@@ -28,8 +28,16 @@ SETTINGS: dict[str, Any] = {
 COUNT = 47
 
 
-def make_loader(**options: Any) -> ODBDataLoader:
-    return ODBDataLoader(Numbers(0, COUNT), **nested(**(SETTINGS | options)))
+def make_loader(dataset: Any = None, **options: Any) -> ODBDataLoader:
+    data = Numbers(0, COUNT) if dataset is None else dataset
+    return ODBDataLoader(data, **nested(**(SETTINGS | options)))
+
+
+def save(steps: int, **options: Any) -> Any:
+    """Returns the state after some steps."""
+    with make_loader(**options) as loader:
+        read(loader, steps)
+        return loader.state_dict()
 
 
 def read_on(loader: ODBDataLoader, limit: int | None = None) -> list[Any]:
@@ -115,23 +123,17 @@ def test_a_rank_whose_samples_have_ended_goes_on_and_replays_what_it_would_have(
 
 
 def test_a_state_is_small() -> None:
-    with ODBDataLoader(Numbers(0, 4000), **nested(**(SETTINGS | {"window": 512, "token_budget": 500}))) as loader:
-        read(loader, 60)
-        assert len(json.dumps(loader.state_dict())) < 2 * 512 * 6 + 1000
+    state = save(60, dataset=Numbers(0, 4000), window=512, token_budget=500)
+    assert len(json.dumps(state)) < 2 * 512 * 6 + 1000
 
 
 def test_states_that_do_not_fit_are_refused() -> None:
-    with make_loader() as loader:
-        read(loader, 2)
-        state = loader.state_dict()
+    state = save(2)
     with make_loader() as loader, pytest.raises(UsageError, match="version 3, but this library reads version 5"):
         loader.load_state_dict({"version": 3})
     with make_loader() as loader, pytest.raises(UsageError, match="version 1"):
         loader.load_state_dict(state | {"version": 1})
-    with make_loader() as loader:
-        loader.load_state_dict(change(state, world_size=2))
-        with pytest.raises(UsageError, match="states of all ranks are needed"):
-            iter(loader)
+    check_refused(make_loader, change(state, world_size=2), "states of all ranks are needed")
     with make_loader(seed=5) as loader:
         loader.load_state_dict(state)
         for _ in range(2):  # the state is kept, and no epoch begins without it
@@ -141,23 +143,18 @@ def test_states_that_do_not_fit_are_refused() -> None:
 
 def test_a_stream_does_not_go_on_with_another_number_of_workers() -> None:
     """One worker reads what the training thread would. Two yield other samples first."""
-    options = SETTINGS | {"shuffle": False}
-    with ODBDataLoader(Stream(0, 60), **nested(**options)) as loader:
+    options: dict[str, Any] = {"dataset": Stream(0, 60), "shuffle": False}
+    with make_loader(**options) as loader:
         first, state = read(loader, 2), loader.state_dict()
-    with ODBDataLoader(Stream(0, 60), **nested(num_workers=1, **options)) as loader:
+    with make_loader(num_workers=1, **options) as loader:
         loader.load_state_dict(state)
         taken = [number for _, numbers, _ in (*first, *read(loader)) for number in numbers]
     assert sorted(taken) == list(range(60))
-    with ODBDataLoader(Stream(0, 60), **nested(num_workers=2, **options)) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(UsageError, match="num_workers: saved 1, now 2"):
-            iter(loader)
+    check_refused(lambda: make_loader(num_workers=2, **options), state, "num_workers: saved 1, now 2")
 
 
 def test_a_loaded_state_does_not_stand_for_another_epoch() -> None:
-    with make_loader() as loader:
-        read(loader, 2)
-        state = loader.state_dict()
+    state = save(2)
     with make_loader() as loader:
         loader.load_state_dict(state)
         loader.set_epoch(3)
@@ -167,10 +164,8 @@ def test_a_loaded_state_does_not_stand_for_another_epoch() -> None:
 
 
 def load_another_rank_s_state(rank: int) -> str:
-    with make_loader(timeout_s=20) as loader:
-        read(loader, 2)
-        state = loader.state_dict()
-    with make_loader(timeout_s=20) as loader:
+    state = save(2)
+    with make_loader() as loader:
         loader.load_state_dict(change(state, rank=1))
         with pytest.raises((UsageError, JobError)) as caught:
             read(loader)
@@ -181,20 +176,17 @@ def load_another_rank_s_state(rank: int) -> str:
 
 def test_a_state_that_one_rank_refuses_ends_the_epoch_on_all() -> None:
     results = run_ranks(2, load_another_rank_s_state)
-    assert not any(result.error for result in results), results
     what = "UsageError: load_state_dict: the state of rank 1 was given to rank 0"
-    assert [result.value for result in results] == [what, f"JobError: rank 0 failed: {what}"]
+    assert get_values(results) == [what, f"JobError: rank 0 failed: {what}"]
     assert max(result.seconds for result in results) < 15
 
 
-class Lengths(Dataset[Any]):
+class Lengths(Numbers):
     """Samples of one length."""
 
     def __init__(self, length: int) -> None:
+        super().__init__(0, COUNT)
         self.length = length
-
-    def __len__(self) -> int:
-        return COUNT
 
     def __getitem__(self, index: int) -> Any:
         ids = torch.ones(self.length, dtype=torch.int64)
@@ -202,11 +194,9 @@ class Lengths(Dataset[Any]):
 
 
 def test_samples_that_have_become_shorter_are_noticed_even_where_the_epoch_ends_before_its_saved_step() -> None:
-    options = SETTINGS | {"window": 64, "ramp_rounds": 0}
-    with ODBDataLoader(Lengths(30), **nested(**options)) as loader:
-        read(loader, 20)
-        state = loader.state_dict()
-    with ODBDataLoader(Lengths(5), **nested(**options)) as loader:
+    options = {"window": 64, "ramp_rounds": 0}
+    state = save(20, dataset=Lengths(30), **options)
+    with make_loader(Lengths(5), **options) as loader:
         loader.load_state_dict(state)
         with pytest.raises(JobError, match="samples have changed"):
             read(loader)
@@ -242,9 +232,8 @@ class Remembering(Sampler[int]):
 
 def test_an_order_that_is_listed_otherwise_is_refused_and_one_listed_alike_goes_on() -> None:
     """Spec: R10.4. Checks: RESUME, ONCE, COVER."""
-    options = SETTINGS | {"shuffle": False}
     sampler = Remembering()
-    with ODBDataLoader(Numbers(0, COUNT), **nested(sampler=sampler, **options)) as loader:
+    with make_loader(sampler=sampler, shuffle=False) as loader:
         at_start = loader.state_dict()
         memory = sampler.choose.getstate()
         before = read(loader, 5)
@@ -261,24 +250,18 @@ def test_an_order_that_is_listed_otherwise_is_refused_and_one_listed_alike_goes_
 
 def test_a_refusal_of_the_order_says_what_to_do() -> None:
     """Spec: R10.4."""
-    with ODBDataLoader(Numbers(0, COUNT), **nested(sampler=range(COUNT), **(SETTINGS | {"shuffle": False}))) as loader:
-        read(loader, 5)
-        state = loader.state_dict()
+    state = save(5, sampler=range(COUNT), shuffle=False)
     for keys in (range(COUNT - 1), [str(key) for key in range(COUNT)], [*range(1, COUNT), 0]):
-        with ODBDataLoader(Numbers(0, COUNT), **nested(sampler=keys, **(SETTINGS | {"shuffle": False}))) as loader:
-            loader.load_state_dict(state)
-            with pytest.raises(UsageError, match=rf"47 keys with digest \w+, now {len(keys)} keys .* restore it first"):
-                iter(loader)
+        message = rf"47 keys with digest \w+, now {len(keys)} keys .* restore it first"
+        check_refused(lambda keys=keys: make_loader(sampler=keys, shuffle=False), state, message)
 
 
-class Sorted(Dataset[Any]):
+class Sorted(Numbers):
     """The same samples under different keys."""
 
     def __init__(self, shift: int) -> None:
+        super().__init__(0, COUNT)
         self.shift = shift
-
-    def __len__(self) -> int:
-        return COUNT
 
     def __getitem__(self, index: int) -> Any:
         return make_sample((index + self.shift) % COUNT)
@@ -288,15 +271,11 @@ class Sorted(Dataset[Any]):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_samples_that_lie_under_other_keys_are_noticed(num_workers: int) -> None:
     """Spec: R10.4. Checks: RESUME. The order of the keys is the same, but what the machine knows of the samples is not."""
-    with ODBDataLoader(Sorted(0), **nested(**SETTINGS)) as loader:
-        for limit in (1, 4, 9, 15):
-            loader.set_epoch(0)
-            read(loader, limit)
-            state = loader.state_dict()
-            with ODBDataLoader(Sorted(1), **nested(num_workers=num_workers, **SETTINGS)) as other:
-                other.load_state_dict(state)
-                with pytest.raises(JobError, match="samples have changed"):
-                    read(other)
+    for limit in (1, 4, 9, 15):
+        with make_loader(Sorted(1), num_workers=num_workers) as other:
+            other.load_state_dict(save(limit, dataset=Sorted(0)))
+            with pytest.raises(JobError, match="samples have changed"):
+                read(other)
 
 
 def save_in_part(rank: int, base: list[Any], keys: str) -> Any:

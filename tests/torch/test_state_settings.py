@@ -17,6 +17,7 @@ from odb_ref.torch.plan.state import compute_digest
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate, read
 from tests.torch.ranks import run_ranks
+from tests.torch.states import check_refused
 
 COUNT = 40
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 6, "collate_fn": collate, "timeout_s": 20}
@@ -33,6 +34,10 @@ def save(**options: Any) -> dict[str, Any]:
     with make_loader(**options) as loader:
         read(loader, 5)
         return loader.state_dict()
+
+
+def refuse(state: Any, message: str, **options: Any) -> None:
+    check_refused(lambda: make_loader(**options), state, message)
 
 
 def measure(sample: Any) -> int:
@@ -69,10 +74,7 @@ def count_one(sample: Any) -> list[int]:
 )
 def test_each_setting_that_differs_is_named(options: dict[str, Any], message: str) -> None:
     state = save(shard="given")
-    with make_loader(**({"shard": "given"} | options)) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(UsageError, match=message):
-            iter(loader)
+    refuse(state, message, **({"shard": "given"} | options))
 
 
 @pytest.mark.parametrize("options", [{"causal_shift": False}, {"supervised_fn": measure}, {"token_budget": 50}])
@@ -117,10 +119,8 @@ def test_an_update_that_does_not_go_on_with_other_settings_is_warned_of() -> Non
 
 def test_a_data_set_of_another_size_is_named() -> None:
     state = save(shuffle=True)
-    with make_loader(dataset=Numbers(0, COUNT - 1), shuffle=True) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(UsageError, match="samples of the data set: saved 40, now 39"):
-            iter(loader)
+    smaller = Numbers(0, COUNT - 1)
+    refuse(state, "samples of the data set: saved 40, now 39", dataset=smaller, shuffle=True)
 
 
 def test_a_data_set_that_grows_inside_an_epoch_does_not_go_on_as_the_larger_one() -> None:
@@ -131,10 +131,7 @@ def test_a_data_set_that_grows_inside_an_epoch_does_not_go_on_as_the_larger_one(
         _, info = next(loader.steps())
         samples.append(samples[0] | {"number": COUNT})
         state = loader.state_dict()
-    with make_loader(dataset=samples, **options) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(UsageError, match="samples of the data set: saved 40, now 41"):
-            iter(loader)
+    refuse(state, "samples of the data set: saved 40, now 41", dataset=samples, **options)
     with make_loader(dataset=samples[:COUNT], **options) as loader:
         loader.load_state_dict(state)
         assert sum(later.local_samples for _, later in loader.steps()) == COUNT - info.local_samples
@@ -173,12 +170,8 @@ def test_between_two_epochs_a_state_fits_other_settings_but_not_another_order() 
     with make_loader(shard="given", token_budget=50) as loader:
         loader.load_state_dict(state)
         assert len(read(loader)) > 1
-    with make_loader(shard="given", seed=3) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(
-            UsageError, match=r"seed: saved 0, now 3\); to begin epoch 1 with the new order, call set_epoch\(1\)"
-        ):
-            iter(loader)
+    message = r"seed: saved 0, now 3\); to begin epoch 1 with the new order, call set_epoch\(1\)"
+    refuse(state, message, shard="given", seed=3)
 
 
 def save_at_other_steps(rank: int, update_samples: int | None) -> Any:
@@ -207,12 +200,9 @@ def test_states_of_different_steps_are_named_as_such(update_samples: int | None)
 
 def test_other_settings_and_another_number_of_ranks_need_all_states() -> None:
     first, second = (result.value for result in run_ranks(2, save_on))
+    message = r"ranks: saved 2, now 1; token_budget: saved 60, now 50.*states of all ranks"
+    refuse(first, message, token_budget=50)
     with make_loader(token_budget=50) as loader:
-        loader.load_state_dict(first)
-        with pytest.raises(
-            UsageError, match=r"ranks: saved 2, now 1; token_budget: saved 60, now 50.*states of all ranks"
-        ):
-            iter(loader)
         loader.load_state_dict([first, second])
         assert read(loader)
 
@@ -256,10 +246,7 @@ def test_keys_of_any_library_in_another_order_are_noticed(make: Any) -> None:
     data = Named(0, COUNT)
     numbers = list(range(COUNT))
     state = save(dataset=data, sampler=make(numbers))
-    with make_loader(dataset=data, sampler=make(numbers[::-1])) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(UsageError, match="has changed since the state was saved"):
-            iter(loader)
+    refuse(state, "has changed since the state was saved", dataset=data, sampler=make(numbers[::-1]))
     with make_loader(dataset=data, sampler=make(numbers)) as loader:
         loader.load_state_dict(state)
         assert read(loader)

@@ -40,6 +40,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 torch.set_num_threads(1)
 SIZES = [30, 9]
 OPTIONS: dict[str, Any] = {"token_budget": 90, "window": 12, "collate_fn": collate, "shard": "given", "timeout_s": 30}
+WHOLE = OPTIONS | {"token_budget": 1000, "ramp_rounds": 0}
+"""Settings with which a few samples are one batch."""
 
 
 @pytest.fixture(autouse=True)
@@ -206,20 +208,16 @@ def train_uneven(rank: int) -> Any:
 
 def test_parameters_that_one_rank_uses_are_averaged_and_others_left_alone() -> None:
     """Rank 0 has samples 2 and 3, in halves because it fails once, and rank 1 has sample 3."""
-    results = run_ranks(2, train_uneven)
-    assert [result.error for result in results] == ["", ""], results
-    expected = [[0.5] * 3, [1.0] * 3, None, [1.5] * 2]
-    for result in results:
-        assert result.value[0] == expected
-    assert results[0].value[1] == [results[0].value[2]] and results[0].value[2] > 0
-    assert results[1].value[1:] == ([], None)
+    (gradients, budgets, budget), second = get_values(run_ranks(2, train_uneven))
+    assert gradients == [[0.5] * 3, [1.0] * 3, None, [1.5] * 2]
+    assert budgets == [budget] and budget > 0
+    assert second == (gradients, [], None)
 
 
 def train_with_less(rank: int) -> Any:
     """Returns by epoch the largest batch, and the failures so far. Rank 1 holds at most 60 tokens."""
-    samples = OPTIONS | {"token_budget": 90}
     found = []
-    with ODBDataLoader(Numbers(60 * rank, 60), **nested(**samples)) as loader:
+    with ODBDataLoader(Numbers(60 * rank, 60), **nested(**OPTIONS)) as loader:
 
         def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
             if rank == 1 and batch["input_ids"].numel() > 60:
@@ -239,15 +237,12 @@ def train_with_less(rank: int) -> Any:
 
 
 def test_what_one_rank_cannot_hold_becomes_the_budget_of_all() -> None:
-    results = run_ranks(2, train_with_less)
-    assert [result.error for result in results] == ["", ""], results
-    for result in results:
-        (first, failures), *later = result.value
+    values = get_values(run_ranks(2, train_with_less))
+    for (first, _), *later in values:
         assert first > 81
         assert all(most <= 81 for most, _ in later)
-    assert results[0].value[-1][1] == 0
-    failures = [count for _, count in results[1].value]
-    assert failures[0] > 0
+    assert values[0][-1][1] == 0
+    assert values[1][0][1] > 0
 
 
 def guard_inside(rank: int) -> str:
@@ -407,16 +402,37 @@ def test_a_batch_whose_samples_nobody_can_tell_is_not_cut(batch: Any) -> None:
         split_batch(batch, 3)
 
 
-def run_once(batch: dict[str, Any], **options: Any) -> list[float]:
-    """Returns the gradient of a batch of four samples that fails once."""
+def run_once(
+    batch: dict[str, Any],
+    prepare: Callable[[dict[str, Any]], None] = lambda batch: None,
+    settings: Any = (),
+    **options: Any,
+) -> list[float]:
+    """Returns the gradient of a batch of four samples that fails once. ``prepare`` is called with what is passed."""
     model = make_model()
     faults = Faults(0, 1.0, most=3)
-    guard = StepGuard(model, faults.compute_loss, **options)
-    with ODBDataLoader(Numbers(0, 4), **nested(**(OPTIONS | {"token_budget": 1000, "ramp_rounds": 0}))) as loader:
+
+    def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        prepare(batch)
+        return faults.compute_loss(model, batch)
+
+    guard = StepGuard(model, step, **options)
+    with ODBDataLoader(Numbers(0, 4), **nested(**WHOLE | dict(settings))) as loader:
         ((found, info),) = loader.steps()
         guard.backward(found | batch, info)
     assert guard.failures == 1
     return get_gradient(model)
+
+
+def fail_above(most: int, compute_loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Returns a function that runs out of memory for more than ``most`` samples."""
+
+    def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        if len(batch["numbers"]) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory: injected")
+        return compute_loss(model, batch)
+
+    return step
 
 
 def test_a_class_of_a_sample_is_not_predicted_from_the_one_before() -> None:
@@ -431,8 +447,7 @@ def take(
 ) -> StepGuard[Any]:
     """The guard that has taken a batch of four samples with each of these fields."""
     guard = StepGuard(make_model(), compute_loss, **options)
-    settings = OPTIONS | {"token_budget": 1000, "ramp_rounds": 0, "window": 4}
-    with ODBDataLoader(Numbers(0, 4 * len(fields)), **nested(**settings)) as loader:
+    with ODBDataLoader(Numbers(0, 4 * len(fields)), **nested(**WHOLE | {"window": 4})) as loader:
         for (batch, info), more in zip(loader.steps(), fields, strict=True):
             guard.backward(batch | more, info)
     return guard
@@ -459,33 +474,23 @@ def test_batches_of_one_kind_are_split_once() -> None:
 
 def test_an_error_in_a_half_names_what_was_cut() -> None:
     def compute(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
-        if len(batch["numbers"]) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory: injected")
         raise IndexError("a box of a sample that is not here")
 
     with pytest.raises(IndexError, match="a box") as caught:
-        take([{"boxes": torch.zeros(4), "kind": "text"}], compute)
+        take([{"boxes": torch.zeros(4), "kind": "text"}], fail_above(2, compute))
     (note,) = caught.value.__notes__
     assert "cut to 2 entries in " in note and "boxes" in note and "kind" not in note and "pass split=" in note
     with pytest.raises(IndexError) as caught:
-        take([{}], lambda model, batch: compute(model, {"numbers": [0]}))
+        take([{}], compute)
     assert not hasattr(caught.value, "__notes__")
 
 
 def test_what_a_compute_loss_changes_in_a_batch_is_as_it_was_when_the_pass_is_repeated() -> None:
-    model, faults = make_model(), Faults(0, 1.0, most=3)
-
-    def compute_loss(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    def change(batch: dict[str, Any]) -> None:
         batch["more"] = batch.pop("more") + 1
         assert batch["more"] == 2
-        return faults.compute_loss(model, batch)
 
-    guard = StepGuard(model, compute_loss)
-    with ODBDataLoader(Numbers(0, 4), **nested(**(OPTIONS | {"token_budget": 1000, "ramp_rounds": 0}))) as loader:
-        ((found, info),) = loader.steps()
-        guard.backward(found | {"more": 1}, info)
-    assert guard.failures == 1
-    assert get_gradient(model) == pytest.approx(run_once({}), abs=1e-15)
+    assert run_once({"more": 1}, change) == pytest.approx(run_once({}), abs=1e-15)
 
 
 def test_labels_that_do_not_show_what_carries_loss_need_a_count() -> None:
@@ -496,12 +501,7 @@ def test_labels_that_do_not_show_what_carries_loss_need_a_count() -> None:
 
     assert run_once({"kind": "text"}, count=count) == pytest.approx(expected, abs=1e-15)
     with pytest.raises(UsageError, match="pass count="):
-        model = make_model()
-        faults = Faults(0, 1.0, most=3)
-        guard = StepGuard(model, faults.compute_loss)
-        options = OPTIONS | {"token_budget": 1000, "ramp_rounds": 0, "supervised_fn": lambda sample: 1}
-        with ODBDataLoader(Numbers(0, 4), **nested(**options)) as loader:
-            guard.backward(*next(iter(loader.steps())))
+        run_once({}, settings={"supervised_fn": lambda sample: 1})
 
 
 def test_a_mean_over_samples_goes_in_halves_by_samples() -> None:
@@ -514,15 +514,8 @@ def test_a_mean_over_samples_goes_in_halves_by_samples() -> None:
 
     def run(most: int) -> list[float]:
         model = make_model()
-
-        def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
-            if len(batch["numbers"]) > most:
-                raise torch.OutOfMemoryError("CUDA out of memory: injected")
-            return compute(model, batch)
-
-        options = OPTIONS | {"token_budget": 1000, "ramp_rounds": 0, "loss_scaling": "samples"}
-        with ODBDataLoader(Numbers(0, 4), **nested(**options)) as loader:
-            StepGuard(model, step).backward(*next(iter(loader.steps())))
+        with ODBDataLoader(Numbers(0, 4), **nested(**WHOLE | {"loss_scaling": "samples"})) as loader:
+            StepGuard(model, fail_above(most, compute)).backward(*next(iter(loader.steps())))
         return get_gradient(model)
 
     check_gradient(run(1), torch.tensor(run(4), dtype=torch.float64))
@@ -533,18 +526,11 @@ def test_where_each_sample_counts_once_halves_need_no_labels(scaling: str) -> No
     """Checks: WEIGHT. A mean over samples, for batches whose labels have another name."""
     model = nn.Linear(1, 1).double()
 
-    def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
-        if len(batch["numbers"]) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory: injected")
+    def compute(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
         return model(torch.tensor(batch["numbers"]).double()[:, None]).mean()
 
-    guard = StepGuard(model, step)
-    options = OPTIONS | {
-        "token_budget": 1000,
-        "ramp_rounds": 0,
-        "loss_scaling": scaling,
-        "supervised_fn": lambda sample: 1,
-    }
+    guard = StepGuard(model, fail_above(1, compute))
+    options = WHOLE | {"loss_scaling": scaling, "supervised_fn": lambda sample: 1}
     with ODBDataLoader(Numbers(0, 3), **nested(**options)) as loader:
         batch, info = next(iter(loader.steps()))
         guard.backward({"numbers": batch["numbers"]}, info)

@@ -52,7 +52,6 @@ class Chain:
 
 
 def draw_chain(number: int) -> Chain:
-    """Returns the chain of a number."""
     rng = random.Random(number)
     samples, size = rng.choice((11, 30, 47, 61)), rng.choice((3, 7, 12, 16, 25))
     bad: set[int] = set()

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ import torch
 
 from odb_ref.torch import ODBDataLoader, UsageError
 from odb_ref.torch.reading.collator import Made, OwnMemory
+from tests.helpers.capture import capture
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
 from tests.torch.ranks import run_each, run_ranks
@@ -332,5 +332,5 @@ def test_a_process_ends_well_though_tensors_are_still_being_freed() -> None:
     """The thread that tidies up frees what a loader held. Python stops threads when it ends, and one that frees a tensor would
     take the process with it, after all training."""
     command, folder = [sys.executable, "-W", "ignore", "-c", ENDING], Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = capture(command, cwd=folder)
     assert (done.returncode, done.stdout) == (0, "freed\n"), done.stderr

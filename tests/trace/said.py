@@ -55,7 +55,6 @@ def show(job: JobVerdict) -> list[str]:
 
 
 def compute_digest(lines: list[str]) -> str:
-    """Returns the digest that is kept of these lines."""
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 

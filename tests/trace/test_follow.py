@@ -29,6 +29,18 @@ def record(folder: Path, *, is_one_file: bool = True, faults: tuple[Fault, ...] 
     ).paths
 
 
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Returns the trace of a finished job, in one file."""
+    (path,) = record(tmp_path / "whole")
+    return path
+
+
+@pytest.fixture
+def lines(source: Path) -> list[bytes]:
+    return source.read_bytes().splitlines(keepends=True)
+
+
 class Growing:
     """Files that grow into copies of others, some bytes at a time, in turn."""
 
@@ -71,8 +83,7 @@ def test_a_followed_job_gets_the_verdict_of_its_files(
     assert verdict.is_ok
 
 
-def test_what_is_wrong_is_told_when_it_is_written_and_once(tmp_path: Path) -> None:
-    (source,) = record(tmp_path / "whole")
+def test_what_is_wrong_is_told_when_it_is_written_and_once(source: Path, tmp_path: Path) -> None:
     trace = Tampered(source)
     event = trace.events("counted", 1)[1]
     event["counts"][0][2] += 1
@@ -98,8 +109,7 @@ def test_what_is_wrong_is_told_when_it_is_written_and_once(tmp_path: Path) -> No
     assert set(told) <= set(follower.end().violations)
 
 
-def test_a_job_that_stops_in_the_middle_is_told_at_the_end(tmp_path: Path) -> None:
-    (source,) = record(tmp_path / "whole")
+def test_a_job_that_stops_in_the_middle_is_told_at_the_end(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "t.ndjson"
     path.write_bytes(source.read_bytes()[:5000])
     follower = Follower([path], lambda violation: None)
@@ -110,9 +120,7 @@ def test_a_job_that_stops_in_the_middle_is_told_at_the_end(tmp_path: Path) -> No
     assert "deadlocked or cut off" in violations[0].what
 
 
-def test_a_malformed_line_is_told_at_once(tmp_path: Path) -> None:
-    (source,) = record(tmp_path / "whole")
-    lines = source.read_bytes().splitlines(keepends=True)
+def test_a_malformed_line_is_told_at_once(lines: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / "t.ndjson"
     path.write_bytes(b"".join(lines[:5]) + b'{"rank":')
     follower = Follower([path], lambda violation: None)
@@ -138,17 +146,15 @@ def test_a_folder_is_followed_epoch_by_epoch(tmp_path: Path) -> None:
     assert [(job.epoch, len(job.paths), job.is_ok) for job in verdict.jobs] == [(0, 3, True), (1, 3, True)]
 
 
-def test_a_file_that_is_written_anew_by_its_own_process_is_followed(tmp_path: Path) -> None:
+def test_a_file_that_is_written_anew_by_its_own_process_is_followed(lines: list[bytes], tmp_path: Path) -> None:
     """The loader makes the file, and its process makes it again, with the same header."""
-    (source,) = record(tmp_path / "whole")
-    data = source.read_bytes()
     path = tmp_path / "t.ndjson"
-    path.write_bytes(data[: data.index(b"\n") + 1])
+    path.write_bytes(lines[0])
     follower = Follower([path], lambda violation: None)
     follower.advance()
     path.write_bytes(b"")
     follower.advance()
-    path.write_bytes(data)
+    path.write_bytes(b"".join(lines))
     follower.advance()
     assert follower.is_done
     assert follower.end().is_ok
@@ -179,8 +185,9 @@ def test_the_command_follows_a_job_to_its_end(tmp_path: Path, capsys: pytest.Cap
     assert "REPLAY    holds" in out
 
 
-def test_the_command_gives_up_waiting_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (source,) = record(tmp_path / "whole")
+def test_the_command_gives_up_waiting_and_says_so(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "t.ndjson"
     path.write_bytes(source.read_bytes()[:5000])
     started_s = time.monotonic()
@@ -191,9 +198,7 @@ def test_the_command_gives_up_waiting_and_says_so(tmp_path: Path, capsys: pytest
     assert "no trace was written" in refuse(capsys, ["check", "--follow", "--patience", "0", str(tmp_path / "none")])
 
 
-def test_a_file_that_is_written_anew_is_not_read_on(tmp_path: Path) -> None:
-    (source,) = record(tmp_path / "whole")
-    lines = source.read_bytes().splitlines(keepends=True)
+def test_a_file_that_is_written_anew_is_not_read_on(lines: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / "t.ndjson"
 
     def follow(rest: list[bytes], *, is_replaced: bool) -> None:
@@ -214,23 +219,21 @@ def test_a_file_that_is_written_anew_is_not_read_on(tmp_path: Path) -> None:
     follow(lines, is_replaced=False)  # as if it had grown
 
 
-def test_a_file_that_is_deleted_is_judged_as_far_as_it_goes(tmp_path: Path) -> None:
-    (source,) = record(tmp_path / "whole")
+def test_a_file_that_is_deleted_is_judged_as_far_as_it_goes(lines: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / "t.ndjson"
     with path.open("wb") as file:
-        file.write(b"".join(source.read_bytes().splitlines(keepends=True)[:40]))
+        file.write(b"".join(lines[:40]))
         file.flush()
         follower = Follower([path], lambda _: None)
         follower.advance()
         path.unlink()
-        file.write(b"".join(source.read_bytes().splitlines(keepends=True)[40:]))
+        file.write(b"".join(lines[40:]))
     follower.advance()
     assert follower.is_done
     assert follower.end().is_ok
 
 
-def test_what_to_follow_is_asked_for_sensibly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (source,) = record(tmp_path / "whole")
+def test_what_to_follow_is_asked_for_sensibly(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "given twice" in refuse(capsys, ["check", "--follow", str(source), str(source)])
     for patience in ("-1", "nan"):
         assert f"--patience must be at least 0, got {patience}" in refuse(

@@ -19,6 +19,7 @@ from odb_ref.trace.check import check_traces, job
 from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.verdict import Findings
 from odb_ref.trace.format import TraceError
+from tests.helpers.capture import capture
 from tests.helpers.commands import refuse
 from tests.helpers.effort import few
 from tests.helpers.tamper import Tampered
@@ -121,13 +122,7 @@ def run_limited(path: Path) -> subprocess.CompletedProcess[str]:
         "from odb_sim.cli.main import main; sys.exit(main(['check', *sys.argv[1:]]))"
     )
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-c", program, str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
+    return capture([sys.executable, "-c", program, str(path)], env=environment)
 
 
 def test_a_position_of_10_to_the_12_takes_no_memory(tmp_path: Path) -> None:

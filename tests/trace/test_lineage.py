@@ -46,7 +46,7 @@ def list_paths(folder: Path, name: str, ranks: int = len(SHARDS)) -> list[Path]:
     return [folder / f"{name}{rank}.ndjson" for rank in range(ranks)]
 
 
-def write_job(folder: Path, run: str = "r", lost: int | None = None) -> list[Path]:
+def write_job(folder: Path, lost: int | None = None) -> list[Path]:
     """Writes an epoch that stops after some steps, and its rest. The rest has one sample of ``lost`` less, and says so."""
     config, ranks = make_config(), range(len(SHARDS))
     begun = World(config, SHARDS, schedule=AnyOrder(5), stops=dict.fromkeys(ranks, STEPS)).run()
@@ -55,9 +55,9 @@ def write_job(folder: Path, run: str = "r", lost: int | None = None) -> list[Pat
     rest = World(config, shards, schedule=AnyOrder(7), checkpoints=saved).run()
     taken = [make_lot(sample.id for step in node.taken for sample in step.group) for node in begun.nodes]
     first, second = list_paths(folder, "a"), list_paths(folder, "b")
-    write(first, begun.nodes, [Origin(run=f"{run}1", inputs=(make_input(rank, SHARDS[rank]),)) for rank in ranks])
-    before = [OwnedLot(rank=rank, lot=taken[rank], steps=STEPS, run=f"{run}1") for rank in ranks]
-    origins = [Origin(run=f"{run}2", inputs=(make_input(r, shards[r]),), before=(before[r],)) for r in ranks]
+    write(first, begun.nodes, [Origin(run="r1", inputs=(make_input(rank, SHARDS[rank]),)) for rank in ranks])
+    before = [OwnedLot(rank=rank, lot=taken[rank], steps=STEPS, run="r1") for rank in ranks]
+    origins = [Origin(run="r2", inputs=(make_input(r, shards[r]),), before=(before[r],)) for r in ranks]
     write(second, rest.nodes, origins, saved)
     return [*first, *second]
 
@@ -78,6 +78,13 @@ def write_fewer_ranks(folder: Path) -> list[Path]:
     origins = [Origin(run="r2", inputs=(make_input(r, halves[r]),), before=(before,)) for r in range(2)]
     write(second, rest.nodes, origins)
     return [*first, *second]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Returns the trace of a few samples."""
+    run_by_arrival([[3, 5], [4]], make_configs(2), trace=tmp_path / "t")
+    return tmp_path / "t"
 
 
 def tell(paths: Sequence[Path]) -> set[str]:
@@ -323,61 +330,53 @@ def test_ids_exchanged_within_a_rank_or_in_a_common_order_are_found(
     assert tell([path]) == {"COVER"}
 
 
-def test_a_sample_set_aside_is_accounted_for(tmp_path: Path) -> None:
+def test_a_sample_set_aside_is_accounted_for(small: Path) -> None:
     """Spec: R9.6, R11.1."""
-    path = tmp_path / "t"
-    run_by_arrival([[3, 5], [4]], make_configs(2), trace=path)
-    change(path, drop_the_tail)
-    assert tell([path]) == {"COVER"}
-    trace = Tampered(path)
+    change(small, drop_the_tail)
+    assert tell([small]) == {"COVER"}
+    trace = Tampered(small)
     ids = [0, 77, 1]
     trace.header["inputs"][0] |= {"samples": 3, "digest": digest_ids(ids), "order": place_lot(ids).digest}
     event = {"kind": "set_aside", "id": 77, "place": 1}
     trace.records.insert(2, {"rank": 0, "event": event, "effects": []})
-    assert check_traces([trace.write(path)], is_replayed=True).is_ok
+    assert check_traces([trace.write(small)], is_replayed=True).is_ok
     event["place"] = 0
-    assert tell([trace.write(path)]) == {"COVER"}
+    assert tell([trace.write(small)]) == {"COVER"}
     del event["place"]  # as in older traces
-    assert check_traces([trace.write(path)]).is_ok
+    assert check_traces([trace.write(small)]).is_ok
 
 
-def aside(place: int, *, id_: int = 77) -> dict[str, Any]:
-    return {"rank": 0, "event": {"kind": "set_aside", "id": id_, "place": place}, "effects": []}
+def aside(place: int) -> dict[str, Any]:
+    return {"rank": 0, "event": {"kind": "set_aside", "id": 77, "place": place}, "effects": []}
 
 
-def test_a_sample_set_aside_is_at_one_of_the_places_there_were(tmp_path: Path) -> None:
+def test_a_sample_set_aside_is_at_one_of_the_places_there_were(small: Path) -> None:
     """Spec: R9.6. The header counts the sample, and even its digest of places is the one of this place."""
-    path = tmp_path / "t"
-    run_by_arrival([[3, 5], [4]], make_configs(2), trace=path)
-    trace = Tampered(path)
+    trace = Tampered(small)
     ids = [row[0] for event in trace.events("samples_read", 0) for row in event["samples"]]
     placed = place_lot(ids) + place_lot([77], 9)
     trace.header["inputs"][0] |= {"samples": 3, "digest": digest_ids([*ids, 77]), "order": placed.digest}
     trace.records.insert(2, aside(9))
-    assert tell([trace.write(path)]) == {"COVER"}
+    assert tell([trace.write(small)]) == {"COVER"}
     trace.records[2] = aside(-1)
     with pytest.raises(TraceError, match="a sample is set aside at place -1"):
-        check_traces([trace.write(path)])
+        check_traces([trace.write(small)])
 
 
-def test_nothing_is_set_aside_after_the_finish(tmp_path: Path) -> None:
+def test_nothing_is_set_aside_after_the_finish(small: Path) -> None:
     """Spec: R9.6."""
-    path = tmp_path / "t"
-    run_by_arrival([[3, 5], [4]], make_configs(2), trace=path)
-    trace = Tampered(path)
+    trace = Tampered(small)
     ids = [row[0] for event in trace.events("samples_read", 0) for row in event["samples"]] + [77]
     trace.header["inputs"][0] |= {"samples": 3, "digest": digest_ids(ids), "order": place_lot(ids).digest}
     trace.records.append(aside(2))
-    assert tell([trace.write(path)]) == {"FREE"}
+    assert tell([trace.write(small)]) == {"FREE"}
     trace.records.insert(2, trace.records.pop())
-    assert tell([trace.write(path)]) == set()
+    assert tell([trace.write(small)]) == set()
 
 
-def test_the_records_of_a_rank_stand_in_one_file(tmp_path: Path) -> None:
+def test_the_records_of_a_rank_stand_in_one_file(small: Path, tmp_path: Path) -> None:
     """Spec: R9. A job that was cut into two files, as by a log that was rotated, is not judged."""
-    path = tmp_path / "t"
-    run_by_arrival([[3, 5], [4]], make_configs(2), trace=path)
-    parts = [Tampered(path), Tampered(path)]
+    parts = [Tampered(small), Tampered(small)]
     first = parts[0].records[0]["rank"]
     cut = next(index for index, record in enumerate(parts[0].records) if index > 5 and record["rank"] != first)
     parts[0].records, parts[1].records = parts[0].records[:cut], parts[1].records[cut:]
@@ -387,16 +386,14 @@ def test_the_records_of_a_rank_stand_in_one_file(tmp_path: Path) -> None:
             check_traces(paths, is_replayed=is_replayed)
 
 
-def test_a_trace_of_version_1_is_judged_and_what_cannot_be_said_is_said(tmp_path: Path) -> None:
+def test_a_trace_of_version_1_is_judged_and_what_cannot_be_said_is_said(small: Path) -> None:
     """Spec: R9.6."""
-    path = tmp_path / "t"
-    run_by_arrival([[3, 5], [4]], make_configs(2), trace=path)
-    trace = Tampered(path)
+    trace = Tampered(small)
     trace.header["version"] = 1
     with pytest.raises(TraceError, match="the header has the unknown field 'inputs'"):
-        check_traces([trace.write(path)])
+        check_traces([trace.write(small)])
     del trace.header["inputs"]
-    (job,) = check_traces([trace.write(path)], is_replayed=True).jobs
+    (job,) = check_traces([trace.write(small)], is_replayed=True).jobs
     assert job.violations == ()
     assert job.unsaid == (
         "whether all samples were trained on: the header does not say how many there are",
@@ -434,13 +431,11 @@ PART = {"rank": 0, "samples": 1, "digest": 1, "steps": 0}
         {"inputs": [PART]},
     ],
 )
-def test_a_malformed_origin_is_refused(origin: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "t"
-    run_by_arrival([[3, 5], [4]], make_configs(2), trace=path)
-    trace = Tampered(path)
+def test_a_malformed_origin_is_refused(origin: dict[str, Any], small: Path) -> None:
+    trace = Tampered(small)
     trace.header |= origin
     with pytest.raises(TraceError, match="t:1: the header has"):
-        check_traces([trace.write(path)])
+        check_traces([trace.write(small)])
 
 
 def test_a_header_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -12,19 +12,20 @@ from typing import Any
 import jsonschema
 import pytest
 
-from odb_ref.core.effects import PostOffer, PostReport
+from odb_ref.core.effects import PostReport
 from odb_ref.core.events import Agreed, Reported, SamplesRead
 from odb_ref.core.machine import Machine
 from odb_ref.core.offer import reduce_offers
-from odb_ref.core.resume import Checkpoint, Resumed, RoundStart
+from odb_ref.core.resume import RoundStart
 from odb_ref.core.types import Mode
 from odb_ref.trace.check import Property, Status, check_traces
 from odb_ref.trace.check.own.starts import judge_start
+from odb_ref.trace.origin import Origin
 from odb_ref.trace.writing import TraceWriter
 from tests.core.test_resume import IMPOSSIBLE, START
 from tests.helpers.schema import SCHEMA
 from tests.helpers.tamper import Tampered
-from tests.helpers.world import AnyOrder, Shard, World, make_config, make_shards
+from tests.helpers.world import AnyOrder, Shard, World, make_config, make_shards, write_trace
 from tests.trace.said import check_said, show
 
 SHARDS = make_shards(
@@ -54,7 +55,6 @@ def write_rest(
     folder: Path,
     name: str,
     count: int,
-    change: Callable[[Checkpoint], Checkpoint] | None = None,
     schedule: type[AnyOrder] = AnyOrder,
 ) -> list[Path]:
     """Writes the traces, one for each rank, of an epoch resumed after ``count`` steps."""
@@ -62,17 +62,11 @@ def write_rest(
     stops = dict.fromkeys(range(len(shards)), count)
     begun = World(config, shards, schedule=schedule(count), stops=stops).run()
     saved = [node.ledger.compute_checkpoint() for node in begun.nodes]
-    if change is not None:
-        saved[1] = change(saved[1])
     rest = World(config, shards, schedule=schedule(7), checkpoints=saved).run()
     paths = []
     for rank, (node, checkpoint) in enumerate(zip(rest.nodes, saved, strict=True)):
         paths.append(folder / f"{rank}.ndjson")
-        carried = tuple(node.shard[position] for position in checkpoint.start.carried)
-        with TraceWriter(paths[-1], node.machine.config, driver="test") as writer:
-            writer.record(rank, Resumed(checkpoint.start, carried), node.begun)
-            for event, effects in node.events:
-                writer.record(rank, event, effects)
+        write_trace(paths[-1], node, Origin(), checkpoint)
     return paths
 
 
@@ -108,9 +102,9 @@ def test_the_rest_of_an_epoch_is_accepted_after_any_step(name: str, tmp_path: Pa
     assert max(rounds) > 0
 
 
-def change_start(field: str, by: int) -> Callable[[Tampered], None]:
+def increase_start(field: str) -> Callable[[Tampered], None]:
     def change(trace: Tampered) -> None:
-        trace.records[0]["event"]["start"][field] += by
+        trace.records[0]["event"]["start"][field] += 1
 
     return change
 
@@ -134,10 +128,10 @@ def lose_start(trace: Tampered) -> None:
 
 
 TAMPERED: dict[str, tuple[Callable[[Tampered], None], Property]] = {
-    "other steps": (change_start("planned_steps", 1), Property.ALIGN),
-    "other global samples": (change_start("global_samples", 1), Property.ALIGN),
-    "another round": (change_start("round", 1), Property.EXCHANGE),
-    "more read": (change_start("read_samples", 1), Property.ONCE),
+    "other steps": (increase_start("planned_steps"), Property.ALIGN),
+    "other global samples": (increase_start("global_samples"), Property.ALIGN),
+    "another round": (increase_start("round"), Property.EXCHANGE),
+    "more read": (increase_start("read_samples"), Property.ONCE),
     "a carried sample is forgotten": (drop_carried, Property.CONSERVE),
     "carried, but not read again": (drop_row, Property.CONSERVE),
     "resumed twice": (resume_again, Property.EXCHANGE),
@@ -186,8 +180,6 @@ def test_a_rank_that_goes_on_from_another_round_is_a_mismatch(tmp_path: Path) ->
         (late,) = first.begin(start)
         second.begin()
         (early,) = second.handle(SamplesRead((), True))
-        assert isinstance(late, PostOffer)
-        assert isinstance(early, PostOffer)
         agreed = Agreed(reduce_offers([late.offer, early.offer]))
         posts = [effect for machine in (first, second) for effect in machine.handle(agreed)]
         reported = Reported(tuple(effect.report for effect in posts if isinstance(effect, PostReport)))

@@ -302,6 +302,13 @@ def write(path: Path, **settings: Any) -> list[Path]:
     return run_by_arrival(SHARDS, make_configs(3, **settings), seed=5, trace=path, **options).paths
 
 
+def change(path: Path, what: Callable[[Tampered], object]) -> Path:
+    """Returns a changed copy of a trace."""
+    trace = Tampered(path)
+    what(trace)
+    return trace.write(path.with_name("changed"))
+
+
 def test_no_file_is_no_job() -> None:
     with pytest.raises(UsageError) as caught:
         check_traces([])
@@ -311,12 +318,10 @@ def test_no_file_is_no_job() -> None:
 def test_what_is_wrong_in_a_file_is_said_with_its_line(tmp_path: Path) -> None:
     (path,) = write(tmp_path / "t")
 
-    def refuse(change: Callable[[Tampered], None]) -> str:
-        trace = Tampered(path)
-        change(trace)
+    def refuse(what: Callable[[Tampered], None]) -> str:
         with pytest.raises(TraceError) as caught:
-            check_traces([trace.write(tmp_path / "bad")])
-        return str(caught.value).removeprefix(str(tmp_path / "bad"))
+            check_traces([change(path, what)])
+        return str(caught.value).removeprefix(str(tmp_path / "changed"))
 
     assert refuse(lambda it: it.records[0].update(rank=3)) == ":2: rank 3 in a world of 3"
     assert refuse(lambda it: it.records[4].update(rank=-1)) == ":6: rank -1 in a world of 3"
@@ -341,10 +346,8 @@ def test_files_of_one_job_agree_in_driver_epoch_and_world_size(tmp_path: Path) -
 def test_a_replay_says_where_the_machine_differs(tmp_path: Path) -> None:
     (path,) = write(tmp_path / "t")
 
-    def replay(change: Callable[[Tampered], None]) -> str:
-        trace = Tampered(path)
-        change(trace)
-        (job,) = check_traces([trace.write(tmp_path / "other")], is_replayed=True).jobs
+    def replay(what: Callable[[Tampered], None]) -> str:
+        (job,) = check_traces([change(path, what)], is_replayed=True).jobs
         return next(str(item) for item in job.violations if "the machine" in item.what)
 
     start = "REPLAY rank 0 round 0 step 0: effect 0 of missing is"
@@ -384,9 +387,8 @@ def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
     (path,) = write(tmp_path / "t")
 
     def refuse(**changes: object) -> str:
-        trace = Tampered(path)
-        trace.header["config"] |= changes
-        (job,) = check_traces([trace.write(tmp_path / "other")], is_replayed=True).jobs
+        changed = change(path, lambda trace: trace.header["config"].update(changes))
+        (job,) = check_traces([changed], is_replayed=True).jobs
         (verdict,) = (item for item in job.properties if item.property is Property.REPLAY)
         assert verdict.status is Status.NOT_APPLICABLE
         return verdict.reason

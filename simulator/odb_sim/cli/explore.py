@@ -13,7 +13,7 @@ from typing import Final
 
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import add_terms, build_terms
+from odb_sim.cli.options import add_number, add_repeated, add_save, add_terms, add_text, build_terms
 from odb_sim.explore.bounds import Bounds, compute_lengths
 from odb_sim.explore.graph import GraphShape, build_graph, check_graph_path, describe_rank, measure_graph, write_graph
 from odb_sim.explore.scenario import (
@@ -41,70 +41,39 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "faults. Checks the properties in every state, and that a measure decreases on every transition. A state without a "
         "successor that is not a proper end is a deadlock. Prints the shortest schedule that leads to a violation.",
     )
-    parser.add_argument(
-        "--suite", choices=sorted(SUITES), help="several explorations in one go; other options are ignored"
-    )
-    parser.add_argument("--ranks", type=int, help="number of ranks (default: that of --shard-sizes, or 2)")
-    parser.add_argument(
-        "--shard-sizes", type=_integers, metavar="N,N,..", help="samples of each rank (default: 3,1 and so on)"
-    )
-    parser.add_argument(
-        "--lengths",
-        type=_integers,
-        default=(3, 1, 2),
-        metavar="N,N,..",
-        help="lengths of the samples in tokens, taken in turn",
-    )
-    parser.add_argument("--token-budget", type=int, default=4, metavar="B", help="token budget (4)")
-    parser.add_argument("--window", type=int, default=2, help="samples of a window (2)")
-    parser.add_argument("--depth", type=int, default=1, help="steps the queue holds (1)")
+    text = "several explorations in one go; other options are ignored"
+    parser.add_argument("--suite", choices=sorted(SUITES), help=text)
+    add_number(parser, "--ranks", "N", "number of ranks (default: that of --shard-sizes, or 2)")
+    text = "samples of each rank (default: 3,1 and so on)"
+    parser.add_argument("--shard-sizes", type=_integers, metavar="N,N,..", help=text)
+    text = "lengths of the samples in tokens, taken in turn"
+    parser.add_argument("--lengths", type=_integers, default=(3, 1, 2), metavar="N,N,..", help=text)
+    add_number(parser, "--token-budget", "B", "token budget", 4)
+    add_number(parser, "--window", "K", "samples of a window", 2)
+    add_number(parser, "--depth", "D", "steps the queue holds", 1)
     add_terms(parser, Bounds)
-    parser.add_argument(
-        "--policy",
-        default="odb",
-        metavar="RULE",
-        help="odb, paper, or module:name; odb-ref verify checks that a rule always answers, and always the same",
-    )
-    parser.add_argument("--failures", type=int, default=0, help="reads or collations that may fail (default 0)")
-    parser.add_argument("--stops", type=int, default=0, help="consumers that may leave early (default 0)")
-    parser.add_argument("--losses", type=int, default=0, help="processes that may be killed (default 0)")
-    parser.add_argument("--lost-loaders", type=int, default=0, help="loader processes that may be lost (default 0)")
+    text = "odb, paper, or module:name; odb-ref verify checks that a rule always answers, and always the same"
+    parser.add_argument("--policy", default="odb", metavar="RULE", help=text)
+    add_number(parser, "--failures", "N", "reads or collations that may fail", 0)
+    add_number(parser, "--stops", "N", "consumers that may leave early", 0)
+    add_number(parser, "--losses", "N", "processes that may be killed", 0)
+    add_number(parser, "--lost-loaders", "N", "loader processes that may be lost", 0)
     parser.add_argument("--single-reads", action="store_true", help="answer reads sample by sample")
-    parser.add_argument(
-        "--window-bytes", type=int, default=0, metavar="N", help="maximum tokens of a window (default: no limit)"
-    )
+    add_number(parser, "--window-bytes", "N", "maximum tokens of a window; 0: no limit", 0)
     parser.add_argument("--eager-end", action="store_true", help="the source ends together with its last sample")
     parser.add_argument("--free-urges", action="store_true", help="urge at any moment, without a reason")
     parser.add_argument("--leave-inside", action="store_true", help="consumers may leave in the middle of a step, too")
     parser.add_argument("--inline", action="store_true", help="each consumer's own thread reads and collates")
     parser.add_argument("--uneven-depth", action="store_true", help="rank r's queue holds r more steps")
     parser.add_argument("--shared", action="store_true", help="all ranks draw from one order, of all shards' samples")
-    parser.add_argument(
-        "--accept",
-        action="append",
-        default=[],
-        metavar="RANK:TOKENS",
-        help="a token budget that a rank may accept at any moment (repeatable)",
-    )
-    parser.add_argument(
-        "--budget-schedule", metavar="STEP:TOKENS,..", help="token budgets by planned steps, the same on all ranks"
-    )
-    parser.add_argument("--odd-rank", type=int, metavar="R", help="this rank has another configuration")
-    parser.add_argument("--max-states", type=int, help="stop after about this many states, with exit status 3")
+    add_repeated(parser, "--accept", "RANK:TOKENS", "a token budget that a rank may accept at any moment")
+    add_text(parser, "--budget-schedule", "STEP:TOKENS,..", "token budgets by planned steps, the same on all ranks")
+    add_number(parser, "--odd-rank", "R", "this rank has another configuration")
+    add_number(parser, "--max-states", "N", "stop after about this many states, with exit status 3")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
-    parser.add_argument(
-        "--graph",
-        type=Path,
-        metavar="FILE",
-        help="write the graph of all worlds and actions: FILE.graphml, .dot or .gv",
-    )
-    parser.add_argument(
-        "--save",
-        type=Path,
-        default=Path("odb-counterexample.json"),
-        metavar="FILE",
-        help="save the schedule of a violation",
-    )
+    text = "write the graph of all worlds and actions: FILE.graphml, .dot or .gv"
+    parser.add_argument("--graph", type=Path, metavar="FILE", help=text)
+    add_save(parser, "save the schedule of a violation")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="replay a saved schedule instead")
     parser.set_defaults(run=run)
 

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 from odb_ref.core.batching.cost import Cost, get_cost
@@ -33,6 +34,7 @@ from odb_sim.studies.sweep import Study
 WINDOW: Final = 256
 PAGE_HELP: Final = "write a page: the answer in words, how full each step is on each rank, and the figures"
 BANDS_HELP: Final = "state how sure the figures are, even if that takes much longer than the run itself"
+TRACES_HELP: Final = "a trace file; give all files of a job together, or their folder"
 LENGTHS_HELP: Final = "a bundled trace, a CSV or CSV.gz file with a column total_tokens, or a .npy file of lengths"
 
 
@@ -57,6 +59,12 @@ def add_choice(
     said = text if default is None else f"{text} ({default})"
     value = None if default is None else str(default)
     parser.add_argument(flag, choices=[str(item) for item in kind], default=value, help=said)
+
+
+def add_text(parser: argparse.ArgumentParser, flag: str, metavar: str, text: str, default: str | None = None) -> None:
+    """Adds an option that takes a text, with its default after the help text."""
+    said = text if default is None else f"{text} ({default})"
+    parser.add_argument(flag, default=default, metavar=metavar, help=said)
 
 
 def add_repeated(parser: argparse.ArgumentParser, flag: str, metavar: str, text: str) -> None:
@@ -110,7 +118,7 @@ def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = Tru
         "instead of --global-batch: tokens of an update, without padding, up to which every policy accumulates its steps",
     )
     add_number(parser, "--seed", "S", "seed of the draw and the shuffle", 0)
-    parser.add_argument("--cost-model", metavar="FILE", help="cost model, as odb-ref calibrate writes it")
+    add_text(parser, "--cost-model", "FILE", "cost model, as odb-ref calibrate writes it")
     add_number(parser, "--workers", "W", "loader workers of a rank (4)")
     add_number(parser, "--prefetch-factor", "P", "items that a rank's loader fetches ahead for each worker (2)")
     text = "how the exchange is priced: reduce (default) grows with the logarithm of the ranks, gather with the ranks"
@@ -122,6 +130,19 @@ def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = Tru
     add_repeated(parser, "--slow-loader", "RANK:F", "this rank takes F times as long to load")
     text = "maximum sum of a column of LENGTHS over a batch of two or more samples, for example image_tokens=4096"
     add_repeated(parser, "--limit", "COLUMN=MAX", text)
+
+
+def add_recorded_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what a trace may not record, by default the most plausible."""
+    add_number(parser, "--depth", "D", "steps between loader and trainer (default: the most seen)")
+    text = "samples of an update to which the job accumulated its steps (default: as recorded, or those of a step)"
+    add_number(parser, "--global-batch", "N", text)
+
+
+def add_save(parser: argparse.ArgumentParser, text: str) -> None:
+    """Adds the file of a counterexample, with its default after the help text."""
+    path = Path("odb-counterexample.json")
+    parser.add_argument("--save", type=Path, default=path, metavar="FILE", help=f"{text} ({path})")
 
 
 def add_batch_size(

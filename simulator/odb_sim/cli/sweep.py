@@ -44,8 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--ranks", required=True, metavar="N[,N...]", help="data-parallel ranks")
     parser.add_argument("--token-budget", required=True, metavar="B[,B...]", help="padded tokens of a batch")
     parser.add_argument("--window", metavar="K[,K...]", help=f"samples that a rank groups at a time ({WINDOW})")
-    text = f"steps between loader and trainer ({DEPTH_STEPS})"
-    parser.add_argument("--depth", metavar="D[,D...]", help=text)
+    parser.add_argument("--depth", metavar="D[,D...]", help=f"steps between loader and trainer ({DEPTH_STEPS})")
     text = f"any of {', '.join(POLICIES)}, or module:name for a rule of your own (odb)"
     parser.add_argument("--policy", default="odb", metavar="P[,P...]", help=text)
     add_batch_size(parser)

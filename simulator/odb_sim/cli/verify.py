@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
+from odb_sim.cli.options import add_number, add_save
 from odb_sim.explore.scenario import write_scenario
 from odb_sim.inputs.files import check_writable
 from odb_sim.reports.terminal import show_progress
@@ -32,28 +33,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "holds, 1 something does not, 2 no such rule or core, 3 something was not judged, and nothing refuted.",
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--policy", default="odb", metavar="P", help="odb, paper, module:name or path.py:name (default odb)"
-    )
+    what.add_argument("--policy", default="odb", metavar="P", help="odb, paper, module:name or path.py:name (odb)")
     what.add_argument("--core", type=Path, metavar="DIR", help="a changed copy of odb_ref/core, instead of a rule")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the random agreements, worlds and workloads (default 0)"
-    )
-    parser.add_argument(
-        "--time-limit",
-        type=float,
-        default=LIMIT_S,
-        metavar="S",
-        help=f"seconds that a rule may take for an answer ({LIMIT_S:g})",
-    )
+    add_number(parser, "--seed", "S", "seed of the random agreements, worlds and workloads", 0)
+    add_number(parser, "--time-limit", "S", "seconds that a rule may take for an answer", LIMIT_S, kind=float)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdict as JSON")
-    parser.add_argument(
-        "--save",
-        type=Path,
-        default=Path("odb-counterexample.json"),
-        metavar="FILE",
-        help="save a schedule that refutes the rule to this file, for odb-ref explore --replay",
-    )
+    add_save(parser, "save a schedule that refutes the rule to this file, for odb-ref explore --replay")
     parser.set_defaults(run=run)
 
 

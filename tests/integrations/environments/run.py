@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.helpers.capture import capture
 
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
@@ -32,13 +33,10 @@ def run_script(variable: str, packages: str, script: str, folder: Path, ranks: i
         str(HERE / script),
     ]
     for _ in range(3):
-        done = subprocess.run(
+        done = capture(
             [*command, str(folder)],
             cwd=folder,
             env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"} | environment,
-            capture_output=True,
-            text=True,
-            check=False,
         )
         if ABORTED not in done.stderr:
             break

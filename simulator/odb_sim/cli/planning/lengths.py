@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import add_number, add_processes, add_repeated
+from odb_sim.cli.options import add_number, add_processes, add_repeated, add_text
 from odb_sim.inputs.files import check_writable, write_csv, write_json
 from odb_sim.inputs.lengths import SUPERVISED_COLUMN, TOTAL_COLUMN, Integers, Lengths
 from odb_sim.inputs.texts import FORMATS, Row, count_rows, read_rows
@@ -72,14 +72,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `build_reading` reads."""
-    text = "a tokenizer.json (.gz), a folder that has one, or a name on the hub"
-    parser.add_argument("--tokenizer", metavar="T", help=text)
-    parser.add_argument(
-        "--template",
-        metavar="FILE",
-        help=f"the chat template: a Jinja file, {CHATML}, or {NO_TEMPLATE} (default: the tokenizer's own, or {CHATML} "
-        "if it has the tokens for it)",
-    )
+    add_text(parser, "--tokenizer", "T", "a tokenizer.json (.gz), a folder that has one, or a name on the hub")
+    own = f"(default: the tokenizer's own, or {CHATML} if it has the tokens for it)"
+    add_text(parser, "--template", "FILE", f"the chat template: a Jinja file, {CHATML}, or {NO_TEMPLATE} {own}")
     text = (
         "column of conversations or texts; given twice, of prompts and of responses; input_ids for tokenized data "
         "(default: the usual names)"

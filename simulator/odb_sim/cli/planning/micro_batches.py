@@ -10,7 +10,7 @@ from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
 from odb_ref.plan.terms import Options, Oversize, Within
-from odb_sim.cli.options import LENGTHS_HELP, add_choice, add_number
+from odb_sim.cli.options import LENGTHS_HELP, add_choice, add_number, add_text
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.files import check_writable, write_json
@@ -36,8 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="data-parallel ranks")
     parser.add_argument("--budget", type=int, required=True, metavar="B", help="the most tokens of a micro-batch")
     add_number(parser, "--step-samples", "M", "samples of an optimizer step (all of the file)")
-    text = "a column of whole numbers: samples of one number belong together"
-    parser.add_argument("--groups", metavar="COLUMN", help=text)
+    add_text(parser, "--groups", "COLUMN", "a column of whole numbers: samples of one number belong together")
     add_choice(parser, "--within", Within, f"with --groups, where those of a group meet ({Within.RANK})")
     text = "what the tokens of a micro-batch are. packed: their sum; padded: rows times the longest"
     add_choice(parser, "--layout", Layout, text, Layout.PACKED)

@@ -14,6 +14,7 @@ from odb_sim.cli.options import (
     PAGE_HELP,
     add_number,
     add_store_options,
+    add_text,
     build_source,
     open_study,
 )
@@ -62,13 +63,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_number(parser, "--tokens", "N", "instead of --epochs: tokens to train on")
     add_number(parser, "--price", "USD", "price of a GPU hour (default: a dated price, with a range)", kind=float)
     add_number(parser, "--memory-tokens", "M", "padded tokens of a batch that fit, if known")
-    text = "measured step times, instead of those computed from the model and the GPU"
-    parser.add_argument("--cost-model", metavar="FILE", help=text)
+    add_text(
+        parser, "--cost-model", "FILE", "measured step times, instead of those computed from the model and the GPU"
+    )
     add_number(parser, "--seed", "S", "seed of the draw and the shuffle", 0)
     add_reading_options(parser)
     add_store_options(parser)
-    text = "write the cost model, for --cost-model of other commands"
-    parser.add_argument("--write-costs", metavar="FILE", help=text)
+    add_text(parser, "--write-costs", "FILE", "write the cost model, for --cost-model of other commands")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import add_choice, add_number
+from odb_sim.cli.options import TRACES_HELP, add_choice, add_number, add_recorded_options
 from odb_sim.cli.recorded.replay import print_replays, replay_all
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.cost_files import write_costs
@@ -33,28 +33,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "whose traces have times. Reports the error on the other half, and the error of simulating each run with the fitted "
         "model. With several runs, every second one is held back as a whole.",
     )
-    parser.add_argument(
-        "traces",
-        nargs="+",
-        metavar="TRACE",
-        help="a trace file; give all files of a job together, or their folder. Or a CSV file of timed steps with "
-        "seconds, and tokens or rows and longest; two sizes are enough",
-    )
+    text = f"{TRACES_HELP}. Or a CSV file of timed steps with seconds, and tokens or rows and longest; two sizes are enough"
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help=text)
     add_number(parser, "--ranks", "N", "number of ranks on which a CSV file was timed", 1)
     parser.add_argument("--out", metavar="FILE", help="write the cost model, for --cost-model of other commands")
     parser.add_argument("--json", metavar="FILE", help="write numbers and errors")
-    add_number(
-        parser,
-        "--workers",
-        "W",
-        "loader workers of a rank; 1: the loader as a whole; 0: the training thread reads and collates (default: from "
-        "the traces, or 1)",
-    )
+    text = "loader workers of a rank; 1: the loader as a whole; 0: the training thread reads and collates"
+    add_number(parser, "--workers", "W", f"{text} (default: from the traces, or 1)")
     add_choice(parser, "--transport", PricedTransport, "how the ranks exchanged", PricedTransport.REDUCE)
     parser.add_argument("--table", action="store_true", help="a measured table of step times beside the formula")
-    add_number(parser, "--depth", "D", "steps between loader and trainer (default: the most seen)")
-    text = "samples of an update to which the job accumulated its steps (default: as recorded, or those of a step)"
-    add_number(parser, "--global-batch", "N", text)
+    add_recorded_options(parser)
     add_number(parser, "--warm-up", "N", "leave the first N steps of every run out of the fit and the error", 0)
     parser.set_defaults(run=run_command)
 

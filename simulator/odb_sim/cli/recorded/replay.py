@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import PAGE_HELP, add_number, build_source
+from odb_sim.cli.options import PAGE_HELP, TRACES_HELP, add_number, add_recorded_options, add_text, build_source
 from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs
@@ -34,24 +34,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "samples on every rank and every step's counts with the record. Exit status: 0 all equal, 1 one differs, "
         "2 a file cannot be used.",
     )
-    parser.add_argument(
-        "traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together, or their folder"
-    )
-    parser.add_argument(
-        "--cost-model", metavar="FILE", help="predict times with this cost model, as odb-ref calibrate writes it"
-    )
-    add_number(parser, "--depth", "D", "steps between loader and trainer (default: the most seen)")
-    add_number(
-        parser,
-        "--workers",
-        "W",
-        "loader workers of a rank, if the trace does not say (default: those of the cost model)",
-    )
-    text = (
-        "samples of an update to which the job accumulated its steps, for predicted times (default: as recorded, or "
-        "those of a step)"
-    )
-    add_number(parser, "--global-batch", "N", text)
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help=TRACES_HELP)
+    add_text(parser, "--cost-model", "FILE", "predict times with this cost model, as odb-ref calibrate writes it")
+    text = "loader workers of a rank, if the trace does not say (default: those of the cost model)"
+    add_number(parser, "--workers", "W", text)
+    add_recorded_options(parser)
     parser.add_argument("--json", metavar="FILE", help="write the comparison")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
