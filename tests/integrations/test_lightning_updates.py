@@ -129,7 +129,6 @@ class Logging(Module):
 
 
 def log_updates(rank: int, folder: Path) -> tuple[list[float], list[list[float]]]:
-    be_quiet()
     module, logger = Logging(False), CSVLogger(folder)
     with make_loader() as loader:
         settings = {"max_epochs": 1, "logger": logger, "log_every_n_steps": 1}
