@@ -138,6 +138,7 @@ def test_ranks_with_different_limits_end_in_a_mismatch_that_the_checker_accepts(
     (path,) = run_by_arrival(SHARDS, configs, trace=tmp_path / "t").paths
     job = check_traces([path]).jobs[0]
     assert job.violations == ()
+    assert job.get_status(Property.BUDGET) is Status.NOT_APPLICABLE, "judged by the limits of rank 0"
     assert job.outcome == "mismatch by rank 1: limits is [9, 7], rank 0 has None"
 
 

@@ -190,7 +190,7 @@ class Job:
             steps=self._rounds.total_steps - self._rounds.steps_before,
             samples=self._rounds.total_samples - self._rounds.planned_samples_before,
             outcome="; ".join(sorted({finish.outcome for _, finish in finishes})) or "unfinished",
-            properties=self._findings.judge(not_applicable),
+            properties=self._findings.judge(not_applicable, ignored),
             violations=self._findings.get_violations(ignored),
             unsaid=(*list_unsaid(own, lineages), *self._list_doubts(ranks)),
         )

@@ -150,19 +150,21 @@ class Findings:
         if self._counts[property_] <= KEPT_VIOLATIONS:
             self._violations.append(Violation(property_, what, rank, round_, step))
 
-    def judge(self, not_applicable: dict[Property, str]) -> tuple[PropertyVerdict, ...]:
+    def judge(
+        self, not_applicable: dict[Property, str], ignored: frozenset[Property] = frozenset()
+    ) -> tuple[PropertyVerdict, ...]:
         """Returns a verdict for each property. ``not_applicable`` holds the reasons of those that do not apply. A violated
-        property always counts as violated.
+        property counts as violated all the same, unless it is ``ignored``.
         """
-        return tuple(self._judge(item, not_applicable.get(item, "")) for item in Property)
+        return tuple(self._judge(item, not_applicable.get(item, ""), is_ignored=item in ignored) for item in Property)
 
     def get_violations(self, ignored: frozenset[Property]) -> tuple[Violation, ...]:
         """Returns the violations in the order they were found, without those of the properties ``ignored``."""
         return tuple(item for item in self._violations if item.property not in ignored)
 
-    def _judge(self, property_: Property, reason: str) -> PropertyVerdict:
+    def _judge(self, property_: Property, reason: str, *, is_ignored: bool) -> PropertyVerdict:
         checked = self.checked[property_]
-        if self._counts[property_]:
+        if self._counts[property_] and not is_ignored:
             return PropertyVerdict(property_, Status.VIOLATED, checked)
         if reason or not checked:
             return PropertyVerdict(property_, Status.NOT_APPLICABLE, 0, reason or "nothing to check in this trace")
