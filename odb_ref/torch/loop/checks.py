@@ -31,8 +31,7 @@ def check_model(model: nn.Module) -> None:
     parameters = list(model.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
         raise UsageError("the model has no parameter to train: call requires_grad_ on some before the guard is made")
-    hooks = ("_post_accumulate_grad_hooks", "_in_backward_optimizers")
-    if any(getattr(parameter, name, None) for parameter in parameters for name in hooks):
+    if any(_steps_in_backward(parameter) for parameter in parameters):
         raise UsageError(
             "parameters are changed in the backward pass (register_post_accumulate_grad_hook, an optimizer in backward), which "
             "cannot be repeated, and before gradients are averaged: step the optimizer after the update's end"
@@ -65,3 +64,9 @@ def check_parameters(loss: torch.Tensor, known: Iterable[nn.Parameter]) -> None:
 def is_sharded(model: nn.Module) -> bool:
     """Returns whether FSDP shards the model, or a part of it."""
     return any(isinstance(item, FSDPModule | FullyShardedDataParallel) for item in model.modules())
+
+
+def _steps_in_backward(parameter: nn.Parameter) -> bool:
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None)) or hasattr(
+        parameter, "_in_backward_optimizers"
+    )
