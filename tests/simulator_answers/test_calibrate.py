@@ -425,3 +425,15 @@ def test_one_rank_has_no_collective_to_speak_of(tmp_path: Path, capsys: pytest.C
     assert "collective" not in capsys.readouterr().out
     assert main(["calibrate", str(path), "--ranks", "2"]) == 0
     assert "gpu.fixed_s holds the collective" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_steps_that_launching_makes_equally_long_give_a_floor(tmp_path: Path) -> None:
+    costs = replace(
+        COSTS, gpu=GpuCost(fixed_s=0, per_token_s=1e-3, per_token2_s=0, floor_s=1.5), collective=NO_COLLECTIVE
+    )
+    calibration = calibrate([record_noisy(tmp_path / "t.ndjson", 0, costs, jitter=0.02)])
+    step, found = calibration.fits[0], calibration.costs.gpu
+    assert found.floor_s == pytest.approx(1.5, rel=0.02)
+    assert found.per_token_s == pytest.approx(1e-3, rel=0.05)
+    assert step.median_error < 0.03
+    assert "gpu.floor_s" in [name for name, _, _ in calibration.costs.ranges.rows]

@@ -1,15 +1,17 @@
 """Fits the cost models to recorded runs whose traces carry times, and measures their error on a held-back half.
 
-Every cost model is linear in its numbers, so each component is a regression of the time of a span on what the span would
-cost if one number were 1 and the others 0. The models themselves compute those columns, so no formula is written twice.
+Every cost model is linear in its numbers, apart from the least time of a step. So each component is a regression of the time
+of a span on what the span would cost if one number were 1 and the others 0. The models themselves compute those columns, so no
+formula is written twice.
 
 ==========  ============================================================================================================
 `step`      from one step taken to the next, if no rank waited for data in either: the model's time for the costliest
             batch of the step. The collective that ends a step takes every rank the same time and becomes part of
-            ``gpu.fixed_s``. Attention's quadratic part is kept only if it lowers the error by at least a twentieth. If
-            steps were accumulated, those that do not end an update are fitted: to each rank's own batch, or to the
-            costliest if ranks meet after every step (FSDP). A trace does not tell which, so the variant with the smaller
-            held-back error is kept. The extra time of steps that end an update becomes ``collective.fixed_s``.
+            ``gpu.fixed_s``. Attention's quadratic part is kept only if it lowers the error by at least a twentieth, and a
+            least time of a step (``gpu.floor_s``) only if it lowers it by a fifth. If steps were accumulated, those that do
+            not end an update are fitted: to each rank's own batch, or to the costliest if ranks meet after every step
+            (FSDP). A trace does not tell which, so the variant with the smaller held-back error is kept. The extra time of
+            steps that end an update becomes ``collective.fixed_s``.
 `table`     the same times on request, as a table of padded tokens and median seconds, for a device whose step time is not
             a straight line. It stands beside the formula, and a simulation uses it.
 `read`      from one answer of the reader to the next, if the answer was waited for: the loader model's time for the

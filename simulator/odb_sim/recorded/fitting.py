@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Matrix = NDArray[np.float64]
+Fitter: TypeAlias = "Callable[[TimedSpans], dict[str, float]]"
+"""Returns the numbers by name that describe spans best."""
 
 FLOOR: Final = "floor_s"
 """The number that no prediction undercuts."""
@@ -20,6 +22,7 @@ _ROUNDS: Final = 60
 _MOST_ROWS: Final = 12
 _SMALLEST: Final = 1e-9
 _FLOOR_GAIN: Final = 0.8
+_FLOORS_TRIED: Final = 12
 _SETTLED: Final = 1e-6
 _DRAWS: Final = 40
 _MOST_DRAWN: Final = 1000
@@ -159,9 +162,12 @@ def fit_with_floor(spans: TimedSpans) -> dict[str, float]:
     more lie on either side.
     """
     best = fit_values(spans)
-    least = _FLOOR_GAIN * float(np.abs(spans.compute_errors(best)).sum())
+    least = _FLOOR_GAIN * float(np.abs(spans.compute_errors(best)).sum()) - _SMALLEST * float(spans.seconds.sum())
+    if "per_token_s" not in spans.names:
+        return best
     tokens = spans.columns[:, spans.names.index("per_token_s")]
-    for largest in np.unique(tokens)[1:-2]:
+    sizes = np.unique(tokens)[1:-2]
+    for largest in sizes[:: max(1, len(sizes) // _FLOORS_TRIED)]:
         is_floor = tokens <= largest
         values = fit_values(spans.select(np.flatnonzero(~is_floor)))
         values[FLOOR] = float(np.median(spans.seconds[is_floor]))
@@ -190,7 +196,7 @@ def _solve_least_deviations(columns: Matrix, seconds: Matrix) -> Matrix:
     return settled
 
 
-def compute_ranges(spans: TimedSpans, fit: Callable[[TimedSpans], dict[str, float]] = fit_values) -> tuple[Range, ...]:
+def compute_ranges(spans: TimedSpans, fit: Fitter = fit_values) -> tuple[Range, ...]:
     """Returns for each number the range in which nine of ten fits to spans drawn from ``spans`` lie.
 
     A number whose range begins at 0 cannot be distinguished from 0. At most 1,000 spans are drawn at a time, so the ranges of
@@ -271,26 +277,30 @@ def fit_table(tokens: Matrix, seconds: Matrix) -> tuple[tuple[float, float], ...
     return tuple(sorted(rows.items()))
 
 
-def fit_apart_from_zero(component: str, fitted: TimedSpans, held: TimedSpans, why_few: str) -> Fit:
+def fit_apart_from_zero(
+    component: str, fitted: TimedSpans, held: TimedSpans, why_few: str, fitter: Fitter = fit_values
+) -> Fit:
     """Fits as `fit_component` does, with ranges, and leaves out, one by one, the numbers whose range begins at 0."""
-    fit = fit_component(component, fitted, held, why_few)
+    fit = fit_component(component, fitted, held, why_few, fitter)
     if fit.reason:
         return fit
-    kept, ranges = fitted, compute_ranges(fitted)
-    while len(kept.names) > 1 and (weak := [item for item in ranges if item.low <= 0]):
+    kept, ranges = fitted, compute_ranges(fitted, fitter)
+    while len(kept.names) > 1 and (weak := [item for item in ranges if item.low <= 0 and item.name in kept.names]):
         # The weakest first, because without it another may become distinguishable.
         columns = dict(zip(kept.names, kept.columns.mean(axis=0).tolist(), strict=True))
         least = min(weak, key=lambda item: item.high * columns[item.name])
         kept = kept.keep([name for name in kept.names if name != least.name])
-        ranges = compute_ranges(kept)
+        ranges = compute_ranges(kept, fitter)
     dropped = tuple(name for name in fitted.names if name not in kept.names)
     if dropped:
-        values = dict.fromkeys(dropped, 0.0) | fit_values(kept)
+        values = dict.fromkeys(dropped, 0.0) | fitter(kept)
         fit = judge(component, values, fitted, held, held.compute_errors(values))
     return replace(fit, ranges=ranges, dropped=dropped)
 
 
-def fit_component(component: str, fitted: TimedSpans, held: TimedSpans, why_few: str) -> Fit:
+def fit_component(
+    component: str, fitted: TimedSpans, held: TimedSpans, why_few: str, fitter: Fitter = fit_values
+) -> Fit:
     """Fits to ``fitted`` and judges on ``held``. With too few spans the fit has no values, and ``why_few`` as its reason."""
     if min(len(fitted), len(held)) < FEWEST_SPANS:
         halves = f"{len(fitted)} spans to fit to and {len(held)} held back, needs {FEWEST_SPANS} of each"
@@ -300,5 +310,5 @@ def fit_component(component: str, fitted: TimedSpans, held: TimedSpans, why_few:
         return Fit(
             component, {}, len(fitted), len(held), reason="the model says it costs nothing, whatever the numbers"
         )
-    values = fit_values(fitted)
+    values = fitter(fitted)
     return judge(component, values, fitted, held, held.compute_errors(values))

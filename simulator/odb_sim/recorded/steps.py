@@ -21,6 +21,7 @@ from odb_sim.recorded.fitting import (
     fit_apart_from_zero,
     fit_component,
     fit_table,
+    fit_with_floor,
     join_spans,
     judge,
     split_spans,
@@ -102,7 +103,7 @@ def _fit_where(timed: Sequence[TimedRun], meeting: Meeting) -> Fit:
     why_few = "the others waited for data, or the run is short"
     by_token = replace(NO_GPU, per_token_s=1)
     linear_fitted, held = split_spans([_gather_steps(one, meeting, by_token) for one in timed])
-    linear = fit_component("step", linear_fitted, held, why_few)
+    linear = fit_component("step", linear_fitted, held, why_few, fit_with_floor)
     if linear.reason:
         return linear
     # The rank with the costliest batch is known only once the numbers are.
@@ -111,11 +112,11 @@ def _fit_where(timed: Sequence[TimedRun], meeting: Meeting) -> Fit:
         gpu = replace(NO_GPU, **quadratic.values)
         parts = [_gather_steps(one, meeting, gpu, with_pairs=True) for one in timed]
         fitted, held = split_spans(parts)
-        quadratic = fit_component("step", fitted, held, why_few)
+        quadratic = fit_component("step", fitted, held, why_few, fit_with_floor)
     error = np.abs(fitted.compute_errors(quadratic.values)).sum()
     linear_error = np.abs(fitted.compute_errors(linear.values)).sum()
     is_quadratic = error < linear_error * _QUADRATIC_GAIN
-    best = fit_apart_from_zero("step", fitted if is_quadratic else linear_fitted, held, why_few)
+    best = fit_apart_from_zero("step", fitted if is_quadratic else linear_fitted, held, why_few, fit_with_floor)
     quarters = [held.select(part) for part in np.array_split(np.arange(len(held)), _PARTS)]
     error = compute_run_error(best.values, parts[1::2] if len(parts) > 1 else quarters)
     return replace(best, scatter=compute_scatter(join_spans(parts)), run_error=error)

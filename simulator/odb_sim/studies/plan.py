@@ -54,7 +54,7 @@ _WORDS: Final = {
     "model_error": LEFT_OUT,
 }
 """A description of each constant."""
-_REMEDY: Final = "time a few steps of two sizes, and give them to odb-ref calibrate as a CSV file"
+_REMEDY: Final = "time a few steps of two sizes or more, and give them to odb-ref calibrate as a CSV file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
