@@ -9,8 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from odb_sim.cli.main import main
-from odb_sim.engine.timeline import Span, Timeline, choose_fault_begin
+from odb_sim.engine.timeline import Timeline, choose_fault_begin
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.conditions import Conditions, parse_fault
 from odb_sim.inputs.lengths import load_lengths
@@ -34,6 +33,8 @@ def test_spans_add_up_and_do_not_overlap(policy: str, tmp_path: Path) -> None:
         "a thread with its process's number is the main thread to the viewer"
     )
     assert len({tid for _, tid in tracks}) == len(tracks) == 12
+    order = [(event["pid"], event["args"]["sort_index"]) for event in events if event["name"].endswith("_sort_index")]
+    assert order == [(rank, index) for rank in range(3) for index in (rank, 0, 1, 2, 3)]
     assert all(tracks[event["pid"], event["tid"]] == event["cat"] for event in events if event["ph"] == "X")
     spans = defaultdict(list)
     seconds: dict[str, float] = defaultdict(float)
@@ -55,87 +56,6 @@ def test_spans_add_up_and_do_not_overlap(policy: str, tmp_path: Path) -> None:
     assert seconds["collective"] == pytest.approx(figures["collective_share"] * total_s, abs=1e-4)
     expected = {"fill", "compute", "idle", "wait for data", "wait for ranks", "collective"}
     assert set(counts) == (expected | {"exchange", "collate"} if policy == "odb" else expected)
-
-
-Fields = dict[int, list["int | bytes"]]
-
-
-def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        value |= (data[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if data[at - 1] < 0x80:
-            return value, at
-
-
-def decode(data: bytes) -> Fields:
-    """Returns the fields of a protocol buffer: integers, and bytes for anything nested."""
-    fields: Fields = defaultdict(list)
-    at = 0
-    while at < len(data):
-        key, at = read_varint(data, at)
-        value, at = read_varint(data, at)
-        if key & 7 == 2:
-            fields[key >> 3].append(data[at : at + value])
-            at += value
-        else:
-            assert key & 7 == 0
-            fields[key >> 3].append(value)
-    return fields
-
-
-def get_bytes(fields: Fields, number: int) -> bytes:
-    (value,) = fields[number]
-    assert isinstance(value, bytes)
-    return value
-
-
-def test_perfetto_s_own_format_says_the_same() -> None:
-    timeline = Timeline()
-    spans: list[Span] = [
-        (0, "trainer", "compute", 0.25, 1.5),
-        (0, "reader", "fill", 0.0, 0.1),
-        (10, "trainer", "idle", 1.5, 300.125),
-        (2, "exchange", "exchange", 0.5, 0.75),
-    ]
-    for span in spans:
-        timeline.add(*span)
-    timeline.add(0, "reader", "nothing", 1.0, 1.0)
-    packets = [decode(packet) for packet in decode(b"".join(timeline.encode_packets()))[1] if isinstance(packet, bytes)]
-    assert [packet[10] for packet in packets] == [[1]] * len(packets), "one sequence"
-    assert [packet.get(13) for packet in packets] == [[1]] + [None] * (len(packets) - 1)
-    described = [decode(get_bytes(packet, 60)) for packet in packets if 60 in packet]
-    names = {track[1][0]: get_bytes(track, 2).decode() for track in described}
-    parents = {track[1][0]: track[5][0] for track in described if 5 in track}
-    assert len(names) == len(described) == 3 * 5
-    assert [names[track[1][0]] for track in described if 5 not in track] == ["rank 00", "rank 02", "rank 10"]
-    assert [track[12] for track in described if track.get(5) == described[0][1]] == [[0], [1], [2], [3]]
-    found: list[tuple[str, str, str, float, float]] = []
-    begun: dict[int | bytes, tuple[str, float]] = {}
-    for packet in packets:
-        if 11 not in packet:
-            continue
-        event, (at_ns,) = decode(get_bytes(packet, 11)), packet[8]
-        (track,) = event[11]
-        assert isinstance(at_ns, int)
-        if event[9] == [1]:
-            assert get_bytes(event, 22).decode() == names[track]
-            begun[track] = get_bytes(event, 23).decode(), at_ns / 1e9
-        else:
-            assert event[9] == [2]
-            name, start_s = begun.pop(track)
-            found.append((names[parents[track]], names[track], name, start_s, at_ns / 1e9))
-    assert not begun
-    assert found == [(f"rank {rank:02}", *rest) for rank, *rest in spans]
-
-
-def test_the_name_of_the_file_chooses_the_format(tmp_path: Path) -> None:
-    arguments = ["simulate", "gsm8k", "--ranks", "2", "--samples", "60", "--token-budget", "2048", "--perfetto"]
-    assert main([*arguments, str(tmp_path / "t.pftrace")]) == 0
-    assert main([*arguments, str(tmp_path / "t.json")]) == 0
-    assert json.loads((tmp_path / "t.json").read_text())["displayTimeUnit"] == "ms"
-    assert b"rank 1" in (tmp_path / "t.pftrace").read_bytes()
 
 
 @pytest.mark.parametrize("fault", ["kill:2:3", "stop:2:3", "kill:2:0", "read:2:90", "collate:2:2"])
