@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from odb_sim.engine.loading import CHUNK_SAMPLES, BlockReader, WindowReader, Workers
+from odb_sim.engine.loading import CHUNK_SAMPLES, WindowReader, Workers
 from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost, LoaderCost
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import Workload, build_workload
@@ -77,36 +75,6 @@ def test_no_sample_is_there_before_it_is_read_nor_later_than_by_one_worker(
         now, now_one = reader.read(count, now + pause_s), one.read(count, now_one + pause_s)
         assert now >= read / workers / 2 - CHUNK_SAMPLES or now >= read / workers
         assert now <= now_one + 1e-9
-
-
-@settings(max_examples=few(150), deadline=None)
-@given(
-    workers=st.integers(1, 5),
-    prefetch=st.integers(1, 3),
-    sizes=st.lists(st.integers(0, 150), min_size=1, max_size=4),
-    window=st.integers(1, 64),
-    seed=st.integers(0, 99),
-)
-def test_many_ranks_at_once_are_read_as_each_by_itself(
-    workers: int, prefetch: int, sizes: list[int], window: int, seed: int
-) -> None:
-    random = np.random.default_rng(seed)
-    loader = make_loader(workers, prefetch, per_token_s=0.137)
-    tokens = random.integers(1, 99, max(1, sum(sizes)))
-    offsets = np.cumsum([0, *sizes])
-    slowness = random.uniform(0.5, 3, len(sizes))
-    block = BlockReader(loader, tokens, offsets[:-1], np.array(sizes), window_samples=window, slowness=slowness)
-    readers = [WindowReader(loader, tokens[a:b], window) for a, b in pairwise(offsets.tolist())]
-    left, now = np.array(sizes), 0.0
-    while left.any():
-        counts = np.minimum(random.integers(0, 2 * window + 1, len(sizes)), left)
-        expected = [
-            reader.read(count, now, factor) if count else now
-            for reader, count, factor in zip(readers, counts.tolist(), slowness.tolist(), strict=True)
-        ]
-        answers = block.read(counts, now)
-        assert answers.tolist() == expected
-        now, left = float(answers.max()) + random.choice([0.0, 3.0, 40.0]), left - counts
 
 
 @pytest.mark.slow

@@ -71,13 +71,15 @@ def test_nothing_is_read_before_it_is_drawn() -> None:
     """Spec: R14.2."""
     loader = LoaderCost(workers=2, prefetch_factor=2, sample_s=1.0, per_token_s=0.0)
     tokens = np.ones(200, dtype=np.int64)
-    reader = OrderReader(loader, tokens, ranks=3)
-    even = np.ones(3)
-    counts = np.array([CHUNK_SAMPLES, 2 * CHUNK_SAMPLES, 0])
-    assert reader.read(np.array([0, 16, 48]), counts, 5.0, even).tolist() == [21.0, 21.0, 5.0]
-    # The second worker of rank 0 is free, and begins when it is asked. Rank 2 is twice as slow.
-    counts = np.array([1, 3 * CHUNK_SAMPLES, 1])
-    assert reader.read(np.array([48, 49, 97]), counts, 30.0, np.array([1, 1, 2])).tolist() == [31.0, 62.0, 32.0]
+    readers = [OrderReader(loader, tokens) for _ in range(2)]
+    assert [
+        reader.read(first, count, 5.0) for reader, first, count in zip(readers, (0, 16), (16, 32), strict=True)
+    ] == [21, 21]
+    # The second worker of rank 0 is free, and begins when it is asked.
+    assert readers[0].read(48, 1, 30.0) == 31.0
+    assert readers[1].read(49, 3 * CHUNK_SAMPLES, 30.0) == 62.0
+    assert readers[1].read(97, 1, 80.0, 2.0) == 82.0, "twice as slow"
+    assert readers[0].read(98, 0, 90.0) == 90.0
 
 
 def test_a_saved_epoch_of_shared_shards_is_not_simulated() -> None:

@@ -6,7 +6,7 @@ read; the contents of its steps are passed on round by round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -43,7 +43,7 @@ from odb_ref.core.errors import InvariantError
 from odb_ref.core.offer import Offer
 from odb_ref.core.resume import RoundStart
 from odb_sim.engine.fill import Fill
-from odb_sim.engine.loading import BlockReader, OrderReader
+from odb_sim.engine.loading import OrderReader, WindowReader
 from odb_sim.engine.metrics import sum_moves
 from odb_sim.inputs.conditions import Conditions
 from odb_sim.inputs.costs import Costs, Seconds
@@ -124,18 +124,13 @@ class Block:
         carried = np.array(list(chain.from_iterable(start.carried for start in own)), dtype=np.int64)
         carried += np.repeat(offsets, self._held_counts)
         self._held = encode_samples(workload.tokens[carried], carried)
-        self._reader: BlockReader | OrderReader
-        if config.shared_samples is None:
-            self._reader = BlockReader(
-                costs.loader,
-                workload.tokens,
-                self._known,
-                self._ends - self._known,
-                window_samples=min(config.window_samples, HUGE),
-                slowness=self._loader_factors,
-            )
-        else:
-            self._reader = OrderReader(costs.loader, workload.tokens, ranks=len(ranks))
+        window = min(config.window_samples, HUGE)
+        shards = zip(self._known.tolist(), self._ends.tolist(), strict=True)
+        self._readers = [WindowReader(costs.loader, workload.tokens[first:end], window) for first, end in shards]
+        self._draw_readers: list[OrderReader] = []
+        """Read the samples drawn from a common order, in place of the others."""
+        if config.shared_samples is not None:
+            self._readers, self._draw_readers = [], [OrderReader(costs.loader, workload.tokens) for _ in ranks]
         self.wants = compute_wanted(config, starts[0].round if starts else 0, self._held_counts, self._is_ended)
         """The number of samples for which each rank has room."""
         self.rank_tokens: Integers = np.zeros(len(ranks), dtype=np.int64)
@@ -164,10 +159,7 @@ class Block:
     def read(self, asked_s: float, agreed_tokens: int) -> float:
         """Fills the windows and forms their groups under the agreed budget. Returns when the slowest rank has read."""
         counts = self._asked
-        if isinstance(self._reader, OrderReader):
-            answers_s = self._reader.read(self._first, counts, asked_s, self._loader_factors)
-        else:
-            answers_s = self._reader.read(counts, asked_s)
+        answer_s = max(self._compute_answers_s(asked_s), default=asked_s)
         places = compute_ragged(self._first, counts)
         tokens = self._workload.tokens[places]
         windows = sort_windows((self._held, self._held_counts), (encode_samples(tokens, places), counts))
@@ -181,7 +173,16 @@ class Block:
         else:
             self._bounds = compute_group_bounds(self._windows, budget_tokens, limits, sizes=self._config.sizes)
         self._to_emit = count_groups_to_emit(self._windows, self._bounds, layout, budget_tokens)
-        return float(answers_s.max())
+        return answer_s
+
+    def _compute_answers_s(self, asked_s: float) -> Iterator[float]:
+        """Yields when the samples of each rank that requests any are there."""
+        asked = zip(self._first.tolist(), self._asked.tolist(), self._loader_factors.tolist(), strict=True)
+        for rank, (first, count, slowness) in enumerate(asked):
+            if count and self._config.shared_samples is None:
+                yield self._readers[rank].read(count, asked_s, slowness)
+            elif count:
+                yield self._draw_readers[rank].read(first, count, asked_s, slowness)
 
     def _accumulate_resources(self, windows: Windows) -> tuple[Integers, ...]:
         places = np.minimum(windows.positions, self._workload.samples_total - 1)

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from itertools import chain
 from typing import assert_never
 
-import numpy as np
-
 from odb_ref.core.batching.budgets import Acceptance
 from odb_ref.core.effects import (
     Collate,
@@ -60,7 +58,7 @@ class Rank:
         loader, window = stage.costs.loader, machine.config.window_samples
         self._reader = WindowReader(loader, stage.workload.tokens[shard], window)
         self._is_drawing = machine.config.shared_samples is not None
-        self._draw_reader = OrderReader(loader, stage.workload.tokens, ranks=1)
+        self._draw_reader = OrderReader(loader, stage.workload.tokens)
         """Reads the samples drawn from a common order. Only one of the two readers is used."""
         self._read_fault = stage.conditions.find_fault(FaultKind.READ, self.number)
         self._collate_fault = stage.conditions.find_fault(FaultKind.COLLATE, self.number)
@@ -140,8 +138,7 @@ class Rank:
         now, slowness = self._stage.env.now, self._stage.stretch(self._slowness)
         if effect.first is None or not self._is_drawing:
             return self._reader.read(count, now, slowness)
-        firsts, counts = np.array([effect.first]), np.array([effect.count])
-        return float(self._draw_reader.read(firsts, counts, now, np.array([slowness]))[0])
+        return self._draw_reader.read(effect.first, effect.count, now, slowness)
 
     def _read(self, effect: Read, span: slice[int, int, None], *, is_full: bool) -> Process:
         stage, start_s = self._stage, self._stage.env.now
