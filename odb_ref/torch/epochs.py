@@ -101,9 +101,10 @@ class Epochs(Generic[Batch]):
             return self._order.count_updates()
         if (bound := self._compute_bound()) is not None:
             return bound
+        advice = "for a bound, pass Batching(len_bound=); " * (self.update_samples is None)
         raise TypeError(
             "an ODBDataLoader has no length: the number of steps in an epoch depends on the samples' lengths, which are known "
-            "only when the samples are read. For a bound, pass Batching(len_bound=); for progress, use StepInfo.progress. "
+            f"only when the samples are read ({advice}for progress, use StepInfo.progress). "
             "(Did you pass the loader where a data set is expected?)"
         )
 

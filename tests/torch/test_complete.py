@@ -61,6 +61,37 @@ def stop(worker_id: int) -> None:
     raise StopIteration
 
 
+def make_error() -> Exception:
+    """Returns an error of a class made at run time, as boto3's are. It cannot be pickled."""
+    error: Exception = type("NoSuchKey", (Exception,), {})("no such key")
+    return error
+
+
+class Missing(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        if index == 20:
+            raise make_error()
+        return super().__getitem__(index)
+
+
+class MissingStream(Stream):
+    def __iter__(self) -> Iterator[Any]:
+        for sample in super().__iter__():
+            if sample["number"] == 20:
+                raise make_error()
+            yield sample
+
+
+def measure_missing(sample: dict[str, Any]) -> int:
+    if sample["number"] == 20:
+        raise make_error()
+    return len(sample["input_ids"])
+
+
+def miss(worker_id: int) -> None:
+    raise make_error()
+
+
 CASES: list[tuple[Dataset[Any], dict[str, Any], str]] = [
     (Numbers(0, COUNT, bad=20, fault="StopIteration"), {}, "StopIteration for the sample 20"),
     (AtOnce(-1), {}, "returned 15 samples for 16 keys"),
@@ -71,11 +102,16 @@ CASES: list[tuple[Dataset[Any], dict[str, Any], str]] = [
     (Numbers(0, COUNT), {"length_fn": measure_and_stop}, "the measure of a sample raised StopIteration"),
     (Stream(0, COUNT), {"length_fn": measure_and_stop}, "the measure of a sample raised StopIteration"),
     (Numbers(0, COUNT), {"collate_fn": collate_and_stop}, "StopIteration"),
+    (Missing(0, COUNT), {}, "NoSuchKey"),
+    (MissingStream(0, COUNT), {}, "NoSuchKey: no such key"),
+    (Numbers(0, COUNT), {"length_fn": measure_missing}, "NoSuchKey: no such key"),
 ]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize(("data", "options", "cause"), CASES, ids=[case[2] for case in CASES])
+@pytest.mark.parametrize(
+    ("data", "options", "cause"), CASES, ids=[f"{type(case[0]).__name__} {case[2]}" for case in CASES]
+)
 def test_what_ends_a_plain_loader_early_is_an_error(
     data: Dataset[Any], options: dict[str, Any], cause: str, num_workers: int
 ) -> None:
@@ -87,10 +123,11 @@ def test_what_ends_a_plain_loader_early_is_an_error(
     assert cause in str(caught.value)
 
 
-def test_a_worker_init_fn_that_stops_is_an_error() -> None:
+@pytest.mark.parametrize(("init_fn", "cause"), [(stop, "StopIteration"), (miss, "NoSuchKey: no such key")])
+def test_a_worker_init_fn_that_stops_is_an_error(init_fn: Any, cause: str) -> None:
     """Spec: R11.4. Checks: COVER."""
-    loader = ODBDataLoader(Numbers(0, COUNT), **nested(num_workers=1, worker_init_fn=stop, **SETTINGS))
-    with loader, pytest.raises(JobError, match="worker_init_fn raised StopIteration"):
+    loader = ODBDataLoader(Numbers(0, COUNT), **nested(num_workers=1, worker_init_fn=init_fn, **SETTINGS))
+    with loader, pytest.raises(JobError, match=f"worker_init_fn raised {cause}"):
         list(loader)
 
 

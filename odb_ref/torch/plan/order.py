@@ -86,8 +86,11 @@ class Order:
         """
         source = self.dataset if self.sampler is None else self.sampler
         if not isinstance(source, Sized):
-            which = "data set" if self.sampler is None else "sampler"
-            raise UsageError(f"the {which} has no length: pass a sampler that has one")
+            if self.sampler is not None:
+                raise UsageError("the sampler has no length: pass one that has")
+            raise UsageError(
+                "the data set has no length: make it a torch.utils.data.IterableDataset, or pass a sampler"
+            )
         return len(source)
 
     def follow(self, saved: str, world_size: int) -> None:

@@ -5,6 +5,7 @@ A DataLoader takes any StopIteration as the end of the samples. Spec: R11.4, R12
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
@@ -106,15 +107,24 @@ class DataSetError(OdbError, RuntimeError):
 
 
 def contain(error: BaseException, what: str, where: str = "") -> DataSetError | None:
-    """Returns an error to raise instead of one that would end more than it should, or None if there is no need.
+    """Returns an error to raise instead of one that would end more than it should or be lost, or None if there is no need.
 
-    StopIteration would end an epoch. SystemExit, or the panic of a Rust extension, would silently end a worker.
+    StopIteration would end an epoch. SystemExit, or the panic of a Rust extension, would silently end a worker. A worker sends
+    the class of an error, and an error of a class made at run time never arrives.
     """
     is_in_worker = get_worker_info() is not None
-    if isinstance(error, StopIteration) or (is_in_worker and not isinstance(error, Exception)):
+    if isinstance(error, StopIteration) or (is_in_worker and not _can_be_sent(error)):
         name, text = describe(error).partition(":")[::2]
         return DataSetError(f"{what} raised {name}{where}{text and ':'}{text}")
     return None
+
+
+def _can_be_sent(error: BaseException) -> bool:
+    try:
+        pickle.dumps(type(error))
+    except Exception:  # pickling may raise anything
+        return False
+    return isinstance(error, Exception)
 
 
 Argument = TypeVar("Argument")
