@@ -278,6 +278,29 @@ def test_samples_that_lie_under_other_keys_are_noticed(num_workers: int) -> None
                 read(other)
 
 
+class Reshuffled(Stream):
+    """A stream in an order of its own each time, as WebDataset's ``shuffle`` without a seed."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(random.SystemRandom().sample(list(super().__iter__()), self.count))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_stream_in_another_order_is_noticed_wherever_it_was_saved(num_workers: int) -> None:
+    """Spec: R10.4, R16.6. Checks: RESUME. At an update's end the position says nothing about the order."""
+    options = {"shuffle": False, "num_workers": num_workers, "update_samples": 9, "accumulation_steps": 1}
+    with make_loader(Stream(0, COUNT), **options) as loader:
+        ends = [info.is_update_end for _, info in loader.steps()]
+    assert True in ends[:-1] and False in ends
+    check_goes_on(lambda: make_loader(Stream(0, COUNT), **options), range(len(ends) + 1), read_on)
+    for limit in (ends.index(False) + 1, ends.index(True) + 1):
+        state = save(limit, dataset=Stream(0, COUNT), **options)
+        for dataset in (Reshuffled(0, COUNT), Stream(0, limit)):
+            with make_loader(dataset, **options) as other, pytest.raises(JobError, match="samples have changed"):
+                other.load_state_dict(state)
+                read(other)
+
+
 def save_in_part(rank: int, base: list[Any], keys: str) -> Any:
     with make_loader() as loader:
         if base:

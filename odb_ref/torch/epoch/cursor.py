@@ -47,6 +47,8 @@ class Cursor:
         self.next_start = begun
         """The start of the round to plan next."""
         self._start = start.progress
+        self._has_keys = start.keys is not None
+        """False for a stream: only its samples, read again, show that its order is the same."""
         self._accumulation_steps = accumulation_steps
         self._config = config
         self._has_updates = config.update_samples is not None
@@ -75,19 +77,19 @@ class Cursor:
         """True if the next step was trained on before the state was saved."""
         return self.next_step < self.first_step
 
-    @property
-    def is_as_saved(self) -> bool:
-        """True if the skipped steps are the ones taken before the state was saved."""
-        digest = self._find_round(self.next_step - 1).compute_digest()
-        return (self._ledger.compute_checkpoint(), digest) == (self._start.checkpoint, self._start.digest)
-
-    def plan(self, planned: PlannedRound) -> None:
-        """Adds a planned round."""
+    def plan(self, planned: PlannedRound) -> bool:
+        """Adds a planned round. Returns False if it has other samples than when its last step was taken that was trained on
+        before the state was saved. Spec: R10.4.
+        """
+        is_as_saved = True
         if planned.steps:
             self._rounds.append(planned)
+            if planned.steps[0].number < self.first_step <= planned.steps[-1].number + 1:
+                is_as_saved = planned.compute_digest() == self._start.digest
         self.next_start = planned.next_start
         self._ledger.note_round(planned.next_start)
         self._carried[planned.next_start.round] = planned.carried_places
+        return is_as_saved
 
     def advance(self) -> Step:
         """Moves past the next step, which must be planned, and returns it."""
@@ -165,7 +167,7 @@ class Cursor:
                 checkpoint=checkpoint, base=self._start.base, places=self._carried[checkpoint.start.round]
             )
         update = planned.steps[0].round // self._config.update_rounds
-        if self._has_updates and self.next_step > planned.steps[-1].number:
+        if self._has_updates and self._has_keys and self.next_step > planned.steps[-1].number:
             start = RoundStart(
                 round=(update + 1) * self._config.update_rounds,
                 planned_steps=self.next_step,

@@ -307,15 +307,15 @@ class EpochDriver:
             self.on_warning(REPEATED)
         # With a shard of its own, a rank can compute the places from the positions.
         carried = begins.carried if self.start.is_shared else ()
-        self.cursor.plan(
-            PlannedRound(
-                steps=steps,
-                next_start=begins,
-                budget_tokens=min(self.config.budget_tokens, begun.agreed_tokens),
-                known_places=self._compute_known(begun, begins),
-                carried_places=tuple(map(self.quarantine.places.get_place, carried)),
-            )
+        planned = PlannedRound(
+            steps=steps,
+            next_start=begins,
+            budget_tokens=min(self.config.budget_tokens, begun.agreed_tokens),
+            known_places=self._compute_known(begun, begins),
+            carried_places=tuple(map(self.quarantine.places.get_place, carried)),
         )
+        if not self.cursor.plan(planned):
+            self.on_error(CHANGED, OdbError(CHANGED))
 
     def _compute_known(self, begun: RoundStart, begins: RoundStart) -> int:
         """Returns the number of places in the rank's order that determine the steps up to the end of a round. Spec: R11.3."""
@@ -328,8 +328,6 @@ class EpochDriver:
         while self.cursor.is_skipping and self.cursor.next_step < self.taking_limit and not self._events:
             self.cursor.advance()
             self._events.append(StepTaken())
-            if self.cursor.next_step == self.cursor.first_step and not self.cursor.is_as_saved:
-                self.on_error(CHANGED, OdbError(CHANGED))
 
     # Effects ---------------------------------------------------------------------------------------------------------
 
