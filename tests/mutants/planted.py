@@ -23,7 +23,7 @@ from tests.mutants.defects import Defect, read_defects
 ROOT = Path(__file__).parents[2]
 COPIED = ("odb_ref", "simulator", "tests", "spec", "examples", "pyproject.toml")
 OF_THE_CORE = ("tests/core/test_wide_numbers.py", "tests/core", "tests/spec")
-OF_THE_ADAPTER = ("tests/torch/test_budget.py", "tests/torch/test_updates.py")
+OF_THE_ADAPTER = ("tests/torch/test_budget.py", "tests/torch/test_updates.py", "tests/torch/test_state.py")
 OF_THE_EXCHANGE = ("tests/torch/test_identity.py", "tests/torch/test_mesh.py")
 OF_THE_SIMULATOR = ("tests/simulator/test_budgets.py",)
 OF_THE_PLANNER = ("tests/plan", "tests/conformance")
