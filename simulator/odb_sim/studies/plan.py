@@ -2,7 +2,8 @@
 
 Every way trains on the same samples, in the same memory, and at the same global batch if one is requested. For each way the
 budget, and the window if it has one, are searched for (`odb_sim.studies.search`), because a smaller one can leave fewer ranks
-idle at the end of an update. A long epoch is judged by a part of it, drawn from the same lengths.
+idle at the end of an update. For a long epoch the search simulates a part of it, spread evenly over the sorted lengths, and the
+figures are those of the whole, or of a larger part if that takes more than seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import count as count_from
 from math import ceil, exp, hypot, log
 from typing import Final
+
+import numpy as np
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Terms
@@ -32,12 +35,13 @@ from odb_sim.studies.search import Dimensions, SettingSearch
 from odb_sim.studies.sweep import Study, run_grid
 from odb_sim.studies.tune import EDGE, LARGEST_WINDOW, PADDING_SHARES, compute_budget_ladder, compute_ladder
 
-LARGEST_JUDGED: Final = 20_000
-LARGEST_UPDATES: Final = 6_000
-"""The same for updates of the protocol, which only events can simulate."""
+LARGEST_SEARCHED: Final = (20_000, 6_000)
+"""The most samples to search for settings with; the same for updates of the protocol, which only events can simulate."""
+LARGEST_SIMULATED: Final = (300_000, 50_000)
+"""The same for the figures of the settings found."""
 _FEWEST_UPDATES: Final = 8
 _LEAST_SHARD: Final = 512
-"""The fewest samples per rank by which a way without updates is judged, since no window is larger."""
+"""The fewest samples per rank with which a way without updates is simulated, since no window is larger."""
 _LEAST_OF_UPDATES: Final = 64
 """The same for updates of a fixed number of samples."""
 _TOLERANCE: Final = 0.01
@@ -92,11 +96,14 @@ class Wanted:
             )
 
     @property
+    def total_tokens(self) -> float:
+        """The tokens of the whole run."""
+        return self.epochs * int(self.lengths.tokens.sum()) if self.tokens is None else self.tokens
+
+    @property
     def samples(self) -> float:
         """The samples of the whole run."""
-        if self.tokens is not None:
-            return self.tokens / float(self.lengths.tokens.mean())
-        return self.epochs * len(self.lengths)
+        return self.total_tokens / float(self.lengths.tokens.mean())
 
     @property
     def budget_tokens(self) -> int:
@@ -112,14 +119,20 @@ class Wanted:
         each_step = given.collective.each_step or self.job.strategy.each > 0
         return replace(given, collective=replace(given.collective, each_step=each_step))
 
-    @property
-    def judged_samples(self) -> int | None:
-        """The number of samples drawn to judge by. None means the data themselves."""
-        most, update = LARGEST_JUDGED, self.global_batch
+    def draw(self, largest: tuple[int, int]) -> Lengths:
+        """Returns the lengths, or if there are more than ``largest`` allows, evenly spaced ones of the sorted: the longest is
+        among them, and their mean is that of all, or nearly so.
+        """
+        most, update = largest[self.global_batch is not None], self.global_batch
         if update is not None:
-            most = max(_FEWEST_UPDATES, LARGEST_UPDATES // update) * update
+            most = max(_FEWEST_UPDATES, most // update) * update
         most = max(most, (_LEAST_SHARD if update is None else _LEAST_OF_UPDATES) * self.job.gpus)
-        return most if len(self.lengths) > most else None
+        if len(self.lengths) <= most:
+            return self.lengths
+        places = (np.arange(most) + 0.5) * (len(self.lengths) / most)
+        places[-1] = len(self.lengths) - 1
+        rows = np.argsort(self.lengths.tokens, kind="stable")[places.astype(np.int64)]
+        return Lengths(self.lengths.name, self.lengths.tokens[rows], self.lengths.supervised_tokens[rows])
 
     def list_inputs(self) -> list[Uncertain]:
         """Returns the costs that are not known exactly."""
@@ -144,9 +157,9 @@ class Way:
     summary: Summary
 
     @property
-    def sample_s(self) -> float:
-        """The mean seconds per sample of the epoch."""
-        return self.summary.sim_time_s / max(1, self.summary.samples_emitted)
+    def token_s(self) -> float:
+        """The mean seconds per token of the epoch, without padding."""
+        return self.summary.sim_time_s / max(1, self.summary.real_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +173,7 @@ class RunPlan:
 
     def compute_seconds(self, way: Way) -> float:
         """Returns the seconds of the whole run."""
-        return way.sample_s * self.wanted.samples
+        return way.token_s * self.wanted.total_tokens
 
     def compute_gpu_hours(self, way: Way) -> float:
         """Returns the hours of all GPUs together."""
@@ -172,7 +185,7 @@ class RunPlan:
 
     def compute_speedup(self, way: Way) -> float:
         """Returns the time of fixed batches divided by that of a way."""
-        return self.ways[1].sample_s / way.sample_s
+        return self.ways[1].token_s / way.token_s
 
     def band(self, way: Way) -> Band:
         """Returns the band of the time of a way, and so of its GPU-hours."""
@@ -212,23 +225,33 @@ def make_plan(
         if on_done is not None:
             on_done(next(counter))
 
+    searched, simulated = wanted.draw(LARGEST_SEARCHED), wanted.draw(LARGEST_SIMULATED)
     ways: list[Way] = []
     cautions: tuple[Caution, ...] = ()
     for name, needs, policy, terms in _list_ways(wanted):
-        study = _build_study(wanted, terms, _choose_global_batch(wanted, policy, ways))
+        study = _build_study(wanted, searched, terms, _choose_global_batch(wanted, policy, ways))
 
         def simulate(points: Sequence[Point], study: Study = study) -> list[CellAnswer | CellFailure]:
             study.check(points)
             return run_grid(study, points, executor, tell, store=store)
 
-        start, dimensions = _build_dimensions(wanted, policy, terms.layout)
+        start, dimensions = _build_dimensions(wanted, searched, policy, terms.layout)
         found = SettingSearch(simulate, dimensions, _TOLERANCE).run(start)
-        summary, cautions = found.summary, cautions if ways else found.cautions
-        batch = "" if summary.batch_size is None else f" of {summary.batch_size:,}"
-        what = fit_batches(study.build_run(found.point))
-        ways.append(Way(name + batch, needs, what, summary))
+        what = fit_batches(replace(study, lengths=simulated).build_run(found.point))
+        result = run(what)
+        cautions = cautions if ways else result.cautions
+        size = result.summary.batch_size
+        batch = "" if size is None else f" of {size:,}"
+        # The bands draw from these samples again, and may miss the longest, which determines the size.
+        ways.append(Way(name + batch, needs, replace(what, batch_size=size), result.summary))
     bands = compute_bands([way.what for way in ways], wanted.list_inputs(), executor=executor, on_done=tell)
-    return RunPlan(wanted, tuple(ways), bands, _list_cautions(wanted, ways, cautions))
+    said = _list_cautions(wanted, ways, cautions)
+    if len(searched) < len(wanted.lengths):
+        said.append(
+            f"settings were searched for with {len(searched):,} samples, spread evenly over the {len(wanted.lengths):,} "
+            f"sorted by length; the figures are those of {'all' if simulated is wanted.lengths else f'{len(simulated):,}'}"
+        )
+    return RunPlan(wanted, tuple(ways), bands, tuple(dict.fromkeys(said)))
 
 
 def _choose_global_batch(wanted: Wanted, policy: str, ways: Sequence[Way]) -> GlobalBatch:
@@ -255,8 +278,9 @@ def choose(wanted: Sequence[Wanted]) -> Wanted:
 
 def _measure(wanted: Wanted) -> float:
     _, _, policy, terms = next(_list_ways(wanted))
-    point, _ = _build_dimensions(wanted, policy, terms.layout)
-    return run(_build_study(wanted, terms).build_run(point)).summary.sim_time_s
+    searched = wanted.draw(LARGEST_SEARCHED)
+    point, _ = _build_dimensions(wanted, searched, policy, terms.layout)
+    return run(_build_study(wanted, searched, terms).build_run(point)).summary.sim_time_s
 
 
 def compute_ranges(wanted: Wanted) -> Ranges:
@@ -291,10 +315,9 @@ def _list_ways(wanted: Wanted) -> Iterator[tuple[str, str, str, Terms]]:
     yield "packed beforehand", f"all lengths before the run; {packed}", "packing", Terms()
 
 
-def _build_study(wanted: Wanted, terms: Terms, global_batch: GlobalBatch = EVERY_STEP) -> Study:
+def _build_study(wanted: Wanted, lengths: Lengths, terms: Terms, global_batch: GlobalBatch = EVERY_STEP) -> Study:
     return Study(
-        lengths=wanted.lengths,
-        samples=wanted.judged_samples,
+        lengths=lengths,
         seed=wanted.seed,
         costs=wanted.costs,
         terms=terms,
@@ -302,12 +325,11 @@ def _build_study(wanted: Wanted, terms: Terms, global_batch: GlobalBatch = EVERY
     )
 
 
-def _build_dimensions(wanted: Wanted, policy: str, layout: Layout) -> tuple[Point, Dimensions]:
+def _build_dimensions(wanted: Wanted, lengths: Lengths, policy: str, layout: Layout) -> tuple[Point, Dimensions]:
     """Returns the point where the search for a way's setting begins, and the values to try."""
-    samples = len(wanted.lengths) if wanted.judged_samples is None else wanted.judged_samples
-    shard = -(-samples // wanted.job.gpus)
+    shard, shortest = -(-len(lengths) // wanted.job.gpus), int(wanted.lengths.tokens.min())
     budgets = sorted({tokens // _ROUND * _ROUND or tokens for tokens in compute_budget_ladder(wanted.budget_tokens)})
-    dimensions: dict[str, tuple[int, ...]] = {"budget_tokens": tuple(budgets)}
+    dimensions: dict[str, tuple[int, ...]] = {"budget_tokens": tuple(one for one in budgets if one >= shortest)}
     window = min(LARGEST_WINDOW, shard)
     if is_rule(policy) and wanted.global_batch is None:
         dimensions["window_samples"] = tuple(compute_ladder(window, 8))
@@ -317,7 +339,7 @@ def _build_dimensions(wanted: Wanted, policy: str, layout: Layout) -> tuple[Poin
     return point, dimensions
 
 
-def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]) -> tuple[str, ...]:
+def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]) -> list[str]:
     said = [caution.text for caution in found]
     over = int((wanted.lengths.tokens > wanted.budget_tokens).sum())
     if over:
@@ -340,6 +362,4 @@ def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]
         )
     if wanted.global_batch is not None and ways[0].what.padding_share == PADDING_SHARES[-1]:
         said.append(EDGE)
-    if (judged := wanted.judged_samples) is not None:
-        said.append(f"judged by {judged:,} samples drawn from {len(wanted.lengths):,}")
-    return tuple(dict.fromkeys(said))
+    return said
