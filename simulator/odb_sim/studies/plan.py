@@ -20,9 +20,9 @@ import numpy as np
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Terms
 from odb_ref.core.errors import UsageError
-from odb_sim.engine.cautions import Caution
+from odb_sim.engine.cautions import Caution, count
 from odb_sim.engine.metrics import Summary
-from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
+from odb_sim.engine.updates import EVERY_STEP, TOLERATED, GlobalBatch
 from odb_sim.inputs.costs import RANGED, Costs, Ranges
 from odb_sim.inputs.jobs import TrainingJob
 from odb_sim.inputs.lengths import Lengths
@@ -263,12 +263,17 @@ def _choose_global_batch(wanted: Wanted, policy: str, ways: Sequence[Way]) -> Gl
 
 
 def choose(wanted: Sequence[Wanted]) -> Wanted:
-    """Returns the fastest of several jobs with the same goal, each at its largest budget.
+    """Returns the fastest of several jobs with the same goal, each at its largest budget. The last needs the least memory.
 
     A job whose memory does not hold the longest sample is chosen only if all are like that; then the one with the largest
     budget is. If costs were measured, the first is chosen, because the measurement is of one of the jobs, and the others would
-    get their larger budgets for free.
+    get their larger budgets for free. Memory that is known was measured of one of the jobs too: of the last, if it is more than
+    the first has room for, or as much as the last surely has.
     """
+    if (known := wanted[0].memory_tokens) is not None:
+        (_, most), *others = [one.job.compute_token_range() for one in wanted]
+        if known > most or any(known >= least for least, _ in others):
+            wanted = wanted[-1:]
     longest, largest = int(wanted[0].lengths.tokens.max()), max(one.budget_tokens for one in wanted)
     holding = [one for one in wanted if one.budget_tokens >= min(longest, largest)]
     if len(holding) == 1 or holding[0].cost_model is not None:
@@ -341,12 +346,18 @@ def _build_dimensions(wanted: Wanted, lengths: Lengths, policy: str, layout: Lay
 
 def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]) -> list[str]:
     said = [caution.text for caution in found]
+    (least, most), update = wanted.job.compute_token_range(), ways[0].summary.samples_per_update
+    if wanted.memory_tokens is not None and wanted.memory_tokens > most:
+        said.append(
+            f"--memory-tokens {wanted.memory_tokens:,} is more than the {least:,} to {most:,} that fit with activations "
+            f"{wanted.job.activations} by the model of memory: check the unit, and pass --recompute as it was measured"
+        )
     over = int((wanted.lengths.tokens > wanted.budget_tokens).sum())
     if over:
         said.append(
-            f"{over:,} samples are longer than the {wanted.budget_tokens:,} tokens that "
+            f"{count(over, 'sample is', 'samples are')} longer than the {wanted.budget_tokens:,} tokens that "
             f"{'surely fit' if wanted.memory_tokens is None else 'fit by --memory-tokens'}, the longest has "
-            f"{int(wanted.lengths.tokens.max()):,}: cut them"
+            f"{int(wanted.lengths.tokens.max()):,}: cut {'it' if over == 1 else 'them'}"
             f"{'' if wanted.job.recomputes else ', or compute activations again (--recompute yes)'}"
         )
     if wanted.global_batch is not None and wanted.global_batch > len(wanted.lengths):
@@ -354,11 +365,19 @@ def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]
             f"an epoch has {len(wanted.lengths):,} samples, fewer than an update of {wanted.global_batch:,}: the epoch "
             "is one smaller update"
         )
-    if wanted.global_batch is None:
-        samples = ways[0].summary.samples_per_update
+    if wanted.samples < update:
         said.append(
-            f"without --global-batch each step of online batches is an update, of {samples:,.0f} samples; the other "
-            "methods are compared with updates of the same size"
+            f"the run trains on {wanted.samples:,.3g} samples, fewer than an update of {update:,.0f}: its time is that "
+            "share of an update's"
+        )
+    if wanted.global_batch is None:
+        largest = max(way.summary.samples_per_update for way in ways)
+        other = (
+            f"up to {largest:,.0f}, because they end with a step" if largest > TOLERATED * update else "the same size"
+        )
+        said.append(
+            f"without --global-batch each step of online batches is an update, of {update:,.0f} samples; the other "
+            f"methods are compared with updates of {other}"
         )
     if wanted.global_batch is not None and ways[0].what.padding_share == PADDING_SHARES[-1]:
         said.append(EDGE)
