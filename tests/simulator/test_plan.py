@@ -254,6 +254,21 @@ def test_the_search_sees_a_part_and_the_figures_are_of_all(
     assert found["sim_time_s"] == pytest.approx(online["seconds"])
 
 
+def test_even_of_a_part_memory_is_that_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("odb_sim.studies.plan.LARGEST_SEARCHED", (256, 256))
+    monkeypatch.setattr("odb_sim.studies.plan.LARGEST_SIMULATED", (512, 512))
+    tokens = [*np.random.default_rng(1).integers(50, 400, 1000).tolist(), *range(7000, 7010)]
+    asked = f"{SMALL} --global-batch 32 --memory-tokens 2000 --recompute no"
+    figures = plan(write_lengths(tmp_path / "lengths.csv", tokens), asked)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the 1,010 sorted by length; the figures are those of 512" in said
+    assert figures["ways"][0]["summary"]["samples_emitted"] == 512
+    assert "10 samples are longer than the budget of" in said
+    assert "for the longest of 7,009 padded tokens" in said
+
+
 def test_evenly_spaced_lengths_keep_the_longest_and_the_mean(lengths: Path) -> None:
     tokens = np.loadtxt(lengths, skiprows=1).astype(np.int64)
     job = build_job(gpu="l40s", model="qwen2.5-0.5b", strategy="ddp", gpus=1)

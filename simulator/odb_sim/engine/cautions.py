@@ -15,6 +15,7 @@ from odb_sim.engine.metrics import SHORT, Summary
 from odb_sim.engine.updates import TOLERATED
 from odb_sim.inputs.conditions import Fault
 from odb_sim.inputs.costs import FittedTo
+from odb_sim.inputs.lengths import Integers
 from odb_sim.inputs.workload import Workload
 
 
@@ -67,13 +68,7 @@ def list_cautions(
     """
     found: list[Caution] = []
     budget, largest = summary.token_budget, summary.largest_batch_tokens
-    over = int((workload.tokens > budget).sum())
-    if over:
-        longest = int(workload.tokens.max())
-        text = (
-            f"{count(over, 'sample is', 'samples are')} longer than the budget of {budget:,} tokens: each travels alone, "
-            f"and a rank needs memory for the longest of {longest:,} padded tokens, {longest / budget:.2f} times the budget"
-        )
+    if text := describe_long(workload.tokens, budget):
         found.append(Caution(About.MEMORY, text))
     if summary.over_budget_groups:
         text = (
@@ -116,6 +111,17 @@ def list_cautions(
         )
         found.append(Caution(About.COST_MODEL, text))
     return tuple(found)
+
+
+def describe_long(tokens: Integers, budget: int) -> str:
+    """Returns a caution about the samples that are longer than the budget, or an empty text if none is."""
+    over, longest = int((tokens > budget).sum()), int(tokens.max())
+    if not over:
+        return ""
+    return (
+        f"{count(over, 'sample is', 'samples are')} longer than the budget of {budget:,} tokens: each travels alone, "
+        f"and a rank needs memory for the longest of {longest:,} padded tokens, {longest / budget:.2f} times the budget"
+    )
 
 
 def _describe_large_update(summary: Summary) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Terms
 from odb_ref.core.errors import UsageError
-from odb_sim.engine.cautions import Caution, count
+from odb_sim.engine.cautions import About, Caution, count, describe_long
 from odb_sim.engine.metrics import Summary
 from odb_sim.engine.updates import EVERY_STEP, TOLERATED, GlobalBatch
 from odb_sim.inputs.costs import RANGED, Costs, Ranges
@@ -345,7 +345,9 @@ def _build_dimensions(wanted: Wanted, lengths: Lengths, policy: str, layout: Lay
 
 
 def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]) -> list[str]:
-    said = [caution.text for caution in found]
+    # All samples are counted, not only those simulated.
+    long = describe_long(wanted.lengths.tokens, ways[0].what.budget_tokens)
+    said = [*([long] if long else []), *(one.text for one in found if one.about is not About.MEMORY)]
     (least, most), update = wanted.job.compute_token_range(), ways[0].summary.samples_per_update
     if wanted.memory_tokens is not None and wanted.memory_tokens > most:
         said.append(
