@@ -130,6 +130,7 @@ def test_a_cost_model_used_beyond_what_it_was_fitted_to_is_said() -> None:
     assert simulate(costs=Costs(fitted=FittedTo(ranks=4, padded_tokens=1000))).cautions == ()
     (ranks,) = simulate(costs=Costs(fitted=FittedTo(ranks=2, padded_tokens=1000))).cautions
     assert "fitted to runs of 2 ranks, and 4 are simulated" in ranks.text
+    assert "collectives and steps, which send weights if these are sharded" in ranks.text
     (tokens,) = simulate(costs=Costs(fitted=FittedTo(ranks=4, padded_tokens=500))).cautions
     assert "batches of at most 500 padded tokens" in tokens.text
 

@@ -13,6 +13,9 @@ import pytest
 from odb_sim.cli.main import main
 from odb_sim.inputs.cost_files import load_costs, write_costs
 from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost
+from odb_sim.inputs.jobs import build_job
+from odb_sim.inputs.lengths import Lengths
+from odb_sim.studies.plan import Wanted
 
 from odb_ref.core.batching.updates import PADDING_SHARE
 from tests.helpers.commands import get_figures, refuse
@@ -197,9 +200,9 @@ def test_memory_that_is_known_gains_nothing_by_computing_again(
     tokens = int(np.loadtxt(lengths, skiprows=1).max()) - 1
     asked = f"{SMALL} --global-batch 32 --memory-tokens {tokens}"
     assert not plan(lengths, asked)["recomputes"]
-    assert "that fit by --memory-tokens" in " ".join(capsys.readouterr().out.split())
+    assert "Caution: 1 sample is longer than the 1,472 tokens that fit by" in " ".join(capsys.readouterr().out.split())
     assert plan(lengths, f"{asked} --recompute yes")["recomputes"]
-    assert "cut them. " in " ".join(capsys.readouterr().out.split()) + " "
+    assert "cut it. " in " ".join(capsys.readouterr().out.split()) + " "
 
 
 def test_nodes_are_filled_as_torchrun_fills_them(lengths: Path) -> None:
@@ -221,3 +224,115 @@ def test_a_cost_model_that_is_written_says_for_how_many_ranks(
     run = "--ranks 8 --token-budget 20000 --cost-model"
     assert main(["simulate", "gsm8k", *run.split(), str(folder / "planned.json")]) == 0
     assert "fitted to runs of 4 ranks, and 8 are simulated" in " ".join(capsys.readouterr().out.split())
+
+
+def write_lengths(path: Path, tokens: list[int]) -> Path:
+    path.write_text("total_tokens\n" + "\n".join(map(str, tokens)) + "\n")
+    return path
+
+
+def test_the_search_sees_a_part_and_the_figures_are_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One long sample determines the size of fixed batches and the memory, whatever the seed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("odb_sim.studies.plan.LARGEST_SEARCHED", (256, 256))
+    tokens = np.random.default_rng(1).integers(50, 400, 1000).tolist()
+    tokens[777] = 9000
+    write_lengths(tmp_path / "lengths.csv", tokens)
+    figures = plan(Path("lengths.csv"), f"{SMALL} --gpu l40s --global-batch 32 --seed 1 --write-costs planned.json")
+    said = " ".join(capsys.readouterr().out.split())
+    online, fixed, *_ = figures["ways"]
+    assert fixed["name"] == "fixed batches of 1"
+    assert (
+        "searched for with 256 samples, spread evenly over the 1,000 sorted by length; the figures are those of all"
+        in said
+    )
+    assert online["summary"]["samples_emitted"] == 1000
+    assert online["seconds"] == online["summary"]["sim_time_s"]
+    found = get_figures(shlex.split(figures["commands"][-1], comments=True)[1:])
+    assert found["sim_time_s"] == pytest.approx(online["seconds"])
+
+
+def test_even_of_a_part_memory_is_that_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("odb_sim.studies.plan.LARGEST_SEARCHED", (256, 256))
+    monkeypatch.setattr("odb_sim.studies.plan.LARGEST_SIMULATED", (512, 512))
+    tokens = [*np.random.default_rng(1).integers(50, 400, 1000).tolist(), *range(7000, 7010)]
+    asked = f"{SMALL} --global-batch 32 --memory-tokens 2000 --recompute no"
+    figures = plan(write_lengths(tmp_path / "lengths.csv", tokens), asked)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the 1,010 sorted by length; the figures are those of 512" in said
+    assert figures["ways"][0]["summary"]["samples_emitted"] == 512
+    assert "10 samples are longer than the budget of" in said
+    assert "for the longest of 7,009 padded tokens" in said
+
+
+def test_evenly_spaced_lengths_keep_the_longest_and_the_mean(lengths: Path) -> None:
+    tokens = np.loadtxt(lengths, skiprows=1).astype(np.int64)
+    job = build_job(gpu="l40s", model="qwen2.5-0.5b", strategy="ddp", gpus=1)
+    drawn = Wanted(job=job, lengths=Lengths("all", tokens, tokens), global_batch=8).draw((0, 0)).tokens
+    assert (len(drawn), drawn.max()) == (64, tokens.max())
+    assert drawn.mean() == pytest.approx(tokens.mean(), rel=0.05)
+
+
+def test_memory_that_is_known_holds_for_one_setting_of_recomputation(
+    lengths: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = "--model llama-3-8b --gpu h100 --gpus 8 --processes 1 --global-batch 32 --memory-tokens"
+    for tokens, activations in ((6000, "kept"), (22_720, "computed again"), (2_000_000, "computed again")):
+        assert plan(lengths, f"{asked} {tokens}")["recomputes"] is (activations != "kept")
+        said = " ".join(capsys.readouterr().out.split())
+        assert (
+            f"{tokens:,} padded tokens fit by --memory-tokens, taken to be measured with activations {activations}"
+            in said
+        )
+        assert ("check the unit" in said) is (tokens > 1_000_000)
+    plan(lengths, f"{asked} 22720 --recompute no")
+    assert "22,720 is more than the 5,280 to 8,434 that fit with activations kept" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_options_for_texts_are_refused_and_lengths_are_cut(lengths: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = plan(lengths, f"{SMALL} --max-length 300 --global-batch 32")
+    assert figures["samples"] == SAMPLES
+    tokens = np.minimum(np.loadtxt(lengths, skiprows=1), 300)
+    assert figures["ways"][0]["summary"]["real_tokens"] == tokens.sum()
+    assert figures["commands"][2] == f"# lengths.csv: {lengths}, each length at most 300"
+    capsys.readouterr()
+    for given in ("--tokenizer nope", "--template chatml", "--column foo", "--split bar"):
+        flag = given.split()[0]
+        said = refuse(capsys, ["plan", str(lengths), *f"{SMALL} {given}".split()])
+        assert f"{flag}: has no effect on {lengths}, which holds lengths" in said
+
+
+def test_the_costs_in_the_figures_are_those_that_are_written(made: tuple[dict[str, Any], Path]) -> None:
+    figures, folder = made
+    costs = load_costs(folder / "planned.json")
+    assert figures["costs"]["ranges"]["rows"] == [list(row) for row in costs.ranges.rows]
+    assert figures["costs"]["fitted"]["ranks"] == 4
+
+
+def test_less_than_an_update_is_said_and_no_budget_is_below_the_shortest_sample(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    five = write_lengths(tmp_path / "five.csv", [100, 200, 300, 400, 5000])
+    asked = "--model llama-3-8b --gpu h100 --gpus 2 --processes 1 --tokens 100"
+    assert plan(five, asked)["ways"][0]["token_budget"] >= 100
+    said = " ".join(capsys.readouterr().out.split())
+    assert "(0.0833 samples)" in said
+    assert "the run trains on 0.0833 samples, fewer than an update of 2" in said
+    assert "3 samples are longer than the 256 tokens that surely fit" in said
+
+
+def test_other_ways_with_larger_updates_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An update of accumulated steps ends with a step."""
+    over = write_lengths(tmp_path / "over.csv", [500] * 1999 + [20_000])
+    ways = plan(over, f"{SMALL} --gpu l40s")["ways"]
+    said = " ".join(capsys.readouterr().out.split())
+    sizes = [way["summary"]["samples_per_update"] for way in ways]
+    assert (
+        f"of {sizes[0]:,.0f} samples; the other methods are compared with updates of up to {max(sizes):,.0f}," in said
+    )

@@ -244,8 +244,23 @@ def test_smaller_batches_are_said_and_updates_that_hold_too_much(capsys: pytest.
         in capsys.readouterr().out
     )
     assert main([*given, "--global-tokens", "100"]) == 0
-    assert "more than the 100 asked for: a step of 8 ranks is too large for it" in capsys.readouterr().out
-    assert main([*given, "--global-tokens", "100000"]) == 0
+    assert (
+        "more than the 100 asked for, because it ends with a step, and a step of all ranks holds"
+        in capsys.readouterr().out
+    )
+    assert main([*given, "--global-tokens", "60000"]) == 0
+    assert "asked for" not in capsys.readouterr().out
+
+
+def test_two_updates_of_three_steps_hold_too_much(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "equal.csv"
+    path.write_text("total_tokens\n" + "10\n" * 300)
+    given = ["simulate", str(path), "--ranks", "1", "--token-budget", "1000", "--policy", "gmt", "--global-batch"]
+    assert main([*given, "101"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "holds 150 samples in the mean, more than the 101 asked for, because it ends with a step" in said
+    assert "a step of all ranks holds 100" in said
+    assert main([*given, "100"]) == 0
     assert "asked for" not in capsys.readouterr().out
 
 

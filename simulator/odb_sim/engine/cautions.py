@@ -15,6 +15,7 @@ from odb_sim.engine.metrics import SHORT, Summary
 from odb_sim.engine.updates import TOLERATED
 from odb_sim.inputs.conditions import Fault
 from odb_sim.inputs.costs import FittedTo
+from odb_sim.inputs.lengths import Integers
 from odb_sim.inputs.workload import Workload
 
 
@@ -67,17 +68,11 @@ def list_cautions(
     """
     found: list[Caution] = []
     budget, largest = summary.token_budget, summary.largest_batch_tokens
-    over = int((workload.tokens > budget).sum())
-    if over:
-        longest = int(workload.tokens.max())
-        text = (
-            f"{_count(over, 'sample is', 'samples are')} longer than the budget of {budget:,} tokens: each travels alone, "
-            f"and a rank needs memory for the longest of {longest:,} padded tokens, {longest / budget:.2f} times the budget"
-        )
+    if text := describe_long(workload.tokens, budget):
         found.append(Caution(About.MEMORY, text))
     if summary.over_budget_groups:
         text = (
-            f"{_count(summary.over_budget_groups, 'fixed batch is', 'fixed batches are')} over the budget of {budget:,} "
+            f"{count(summary.over_budget_groups, 'fixed batch is', 'fixed batches are')} over the budget of {budget:,} "
             f"tokens: the largest of policy {summary.policy} needs memory for {largest:,} padded tokens, "
             f"{largest / budget:.2f} times the budget"
         )
@@ -96,16 +91,17 @@ def list_cautions(
         found.append(Caution(About.QUOTA, f"policy {summary.policy}: {summary.outcome_cause}"))
     if missed:
         named = ", ".join(map(str, missed))
-        text = f"{_count(len(missed), 'fault', 'faults')} asked for never happened, the run ended before: {named}"
+        text = f"{count(len(missed), 'fault', 'faults')} asked for never happened, the run ended before: {named}"
         found.append(Caution(About.FAULT, text))
     if harmless:
         named = ", ".join(map(str, harmless))
-        text = f"{_count(len(harmless), 'fault', 'faults')} struck after the last step, and changed nothing: {named}"
+        text = f"{count(len(harmless), 'fault', 'faults')} struck after the last step, and changed nothing: {named}"
         found.append(Caution(About.FAULT, text))
     if fitted.ranks and fitted.ranks != summary.ranks:
         text = (
             f"the cost model was fitted to runs of {fitted.ranks:,} ranks, and {summary.ranks:,} are simulated: exchanges are "
-            "extrapolated, and the collective of a step is taken to cost what it cost there (set `collective` in the file)"
+            "extrapolated, and collectives and steps, which send weights if these are sharded, are taken to cost what they "
+            f"cost there: make one for {summary.ranks:,} ranks (odb-ref calibrate, or plan --write-costs)"
         )
         found.append(Caution(About.COST_MODEL, text))
     if fitted.padded_tokens and largest > fitted.padded_tokens:
@@ -117,16 +113,27 @@ def list_cautions(
     return tuple(found)
 
 
+def describe_long(tokens: Integers, budget: int) -> str:
+    """Returns a caution about the samples that are longer than the budget, or an empty text if none is."""
+    over, longest = int((tokens > budget).sum()), int(tokens.max())
+    if not over:
+        return ""
+    return (
+        f"{count(over, 'sample is', 'samples are')} longer than the budget of {budget:,} tokens: each travels alone, "
+        f"and a rank needs memory for the longest of {longest:,} padded tokens, {longest / budget:.2f} times the budget"
+    )
+
+
 def _describe_large_update(summary: Summary) -> str:
     """Returns a caution that updates hold more than the requested global batch, or an empty text."""
     asked, held, unit = summary.global_batch, summary.samples_per_update, "samples"
     if summary.global_tokens is not None:
         asked, held, unit = summary.global_tokens, summary.tokens_per_update, "tokens"
-    if asked is None or held <= TOLERATED * asked or summary.steps > summary.updates:
+    if asked is None or held <= TOLERATED * asked:
         return ""
     return (
-        f"policy {summary.policy}: an update holds {held:,.0f} {unit} in the mean, more than the {asked:,} asked for: a step "
-        f"of {summary.ranks:,} ranks is too large for it"
+        f"policy {summary.policy}: an update holds {held:,.0f} {unit} in the mean, more than the {asked:,} asked for, because "
+        f"it ends with a step, and a step of all ranks holds {held * summary.updates / summary.steps:,.0f}"
     )
 
 
@@ -162,5 +169,6 @@ def summarize_cautions(cautions: Iterable[Caution]) -> list[str]:
     ]
 
 
-def _count(number: int, one: str, many: str) -> str:
+def count(number: int, one: str, many: str) -> str:
+    """Returns a number with its noun, in the singular or the plural."""
     return f"{number:,} {one if number == 1 else many}"

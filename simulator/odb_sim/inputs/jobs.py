@@ -64,6 +64,11 @@ class TrainingJob:
         return {name: constant.value for name, constant in self.constants.items()}
 
     @property
+    def activations(self) -> str:
+        """What becomes of activations until the backward pass, for messages."""
+        return "computed again" if self.recomputes else "kept"
+
+    @property
     def node_ranks(self) -> int:
         """The ranks of each node. torchrun starts the same number on all, so 12 GPUs on nodes of 8 are two nodes of 6."""
         return max(count for count in range(1, self.node_gpus + 1) if self.gpus % count == 0)

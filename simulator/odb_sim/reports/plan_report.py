@@ -59,12 +59,13 @@ def describe_plan(plan: RunPlan) -> str:
         f"About {fits:,} padded tokens fit beside {job.model.parameters / 1e9:.1f} billion weights "
         f"({least:,} to {most:,}); up to the low end no budget is notably faster than {best.what.budget_tokens:,}."
         if wanted.memory_tokens is None
-        else ""
+        else f"{wanted.memory_tokens:,} padded tokens fit by --memory-tokens, taken to be measured with activations "
+        f"{job.activations} (by the model of memory {least:,} to {most:,} fit)."
     )
     parts = [
         f"{duration.removesuffix('s') if duration == '1 epochs' else duration} of {wanted.lengths.name} "
-        f"({wanted.samples:,.0f} samples) with {job.model.name} on {job.gpus:,} GPUs ({job.strategy.name}, activations "
-        f"{'computed again' if job.recomputes else 'kept'}) take {describe_seconds(seconds)} "
+        f"({show(wanted.samples)} samples) with {job.model.name} on {job.gpus:,} GPUs ({job.strategy.name}, activations "
+        f"{job.activations}) take {describe_seconds(seconds)} "
         f"({describe_range(seconds * band.low, seconds * band.high)} nine times of ten): "
         f"{show(plan.compute_gpu_hours(best))} GPU-hours, {show(plan.compute_money(best))} USD "
         f"({plan.band_money(best).describe(plan.compute_money(best), ',.3g')}) at {price.value:g} USD a GPU-hour"
@@ -95,11 +96,9 @@ def _describe_little(plan: RunPlan) -> str:
     )
 
 
-def list_commands(plan: RunPlan, data: str, reading: str) -> list[str]:
-    """Returns the commands to train and to simulate the run. Texts are counted first, with the options in ``reading``."""
-    data, count = shlex.quote(data), []
-    if reading:
-        data, count = "lengths.csv", [f"odb-ref lengths {data} {reading} --out lengths.csv"]
+def list_commands(plan: RunPlan, data: str, source: str) -> list[str]:
+    """Returns the commands to train and to simulate the run. ``source`` is what makes lengths.csv, if the data are not used."""
+    data, count = ("lengths.csv", [source]) if source else (shlex.quote(data), [])
     wanted, job, best = plan.wanted, plan.wanted.job, plan.ways[0].what
     if wanted.global_batch is None:
         batching, options = f", batching=Batching(window={best.window_samples})", f" --window {best.window_samples}"
@@ -110,6 +109,7 @@ def list_commands(plan: RunPlan, data: str, reading: str) -> list[str]:
                 f"{batching}, batching=Batching(padding_share={share})",
                 f"{options} --padding-share {share}",
             )
+    options += f" --seed {wanted.seed}" if wanted.seed else ""
     return [
         f"loader = ODBDataLoader(dataset, token_budget={best.budget_tokens}{batching}, "
         "collate_fn=collate, num_workers=4, shuffle=True)",

@@ -239,7 +239,9 @@ def compute_bands(
         seen = (drawn - logs[0] - means[:, None]) * np.sqrt(count / total / len(varied)) * _OF_DRAWS
         known = np.full((1, len(runs)), _TWO_SIDED * float(tokens.std() / tokens.mean()) / np.sqrt(total))
         lows, highs = np.concatenate([lows, seen, -known]), np.concatenate([highs, -seen, known])
-        names += [(LENGTHS, "a longer data set, or several seeds")] * (len(varied) + 1)
+        names += [(LENGTHS, "the lengths of more samples, if these are only a part, or several seeds")] * (
+            len(varied) + 1
+        )
     return Bands(tuple(names), lows, highs)
 
 

@@ -2,7 +2,8 @@
 
 Every way trains on the same samples, in the same memory, and at the same global batch if one is requested. For each way the
 budget, and the window if it has one, are searched for (`odb_sim.studies.search`), because a smaller one can leave fewer ranks
-idle at the end of an update. A long epoch is judged by a part of it, drawn from the same lengths.
+idle at the end of an update. For a long epoch the search simulates a part of it, spread evenly over the sorted lengths, and the
+figures are those of the whole, or of a larger part if that takes more than seconds.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from itertools import count as count_from
 from math import ceil, exp, hypot, log
 from typing import Final
 
+import numpy as np
+
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Terms
 from odb_ref.core.errors import UsageError
-from odb_sim.engine.cautions import Caution
+from odb_sim.engine.cautions import About, Caution, count, describe_long
 from odb_sim.engine.metrics import Summary
-from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
+from odb_sim.engine.updates import EVERY_STEP, TOLERATED, GlobalBatch
 from odb_sim.inputs.costs import RANGED, Costs, Ranges
 from odb_sim.inputs.jobs import TrainingJob
 from odb_sim.inputs.lengths import Lengths
@@ -32,12 +35,13 @@ from odb_sim.studies.search import Dimensions, SettingSearch
 from odb_sim.studies.sweep import Study, run_grid
 from odb_sim.studies.tune import EDGE, LARGEST_WINDOW, PADDING_SHARES, compute_budget_ladder, compute_ladder
 
-LARGEST_JUDGED: Final = 20_000
-LARGEST_UPDATES: Final = 6_000
-"""The same for updates of the protocol, which only events can simulate."""
+LARGEST_SEARCHED: Final = (20_000, 6_000)
+"""The most samples to search for settings with; the same for updates of the protocol, which only events can simulate."""
+LARGEST_SIMULATED: Final = (300_000, 50_000)
+"""The same for the figures of the settings found."""
 _FEWEST_UPDATES: Final = 8
 _LEAST_SHARD: Final = 512
-"""The fewest samples per rank by which a way without updates is judged, since no window is larger."""
+"""The fewest samples per rank with which a way without updates is simulated, since no window is larger."""
 _LEAST_OF_UPDATES: Final = 64
 """The same for updates of a fixed number of samples."""
 _TOLERANCE: Final = 0.01
@@ -92,11 +96,14 @@ class Wanted:
             )
 
     @property
+    def total_tokens(self) -> float:
+        """The tokens of the whole run."""
+        return self.epochs * int(self.lengths.tokens.sum()) if self.tokens is None else self.tokens
+
+    @property
     def samples(self) -> float:
         """The samples of the whole run."""
-        if self.tokens is not None:
-            return self.tokens / float(self.lengths.tokens.mean())
-        return self.epochs * len(self.lengths)
+        return self.total_tokens / float(self.lengths.tokens.mean())
 
     @property
     def budget_tokens(self) -> int:
@@ -112,14 +119,20 @@ class Wanted:
         each_step = given.collective.each_step or self.job.strategy.each > 0
         return replace(given, collective=replace(given.collective, each_step=each_step))
 
-    @property
-    def judged_samples(self) -> int | None:
-        """The number of samples drawn to judge by. None means the data themselves."""
-        most, update = LARGEST_JUDGED, self.global_batch
+    def draw(self, largest: tuple[int, int]) -> Lengths:
+        """Returns the lengths, or if there are more than ``largest`` allows, evenly spaced ones of the sorted: the longest is
+        among them, and their mean is that of all, or nearly so.
+        """
+        most, update = largest[self.global_batch is not None], self.global_batch
         if update is not None:
-            most = max(_FEWEST_UPDATES, LARGEST_UPDATES // update) * update
+            most = max(_FEWEST_UPDATES, most // update) * update
         most = max(most, (_LEAST_SHARD if update is None else _LEAST_OF_UPDATES) * self.job.gpus)
-        return most if len(self.lengths) > most else None
+        if len(self.lengths) <= most:
+            return self.lengths
+        places = (np.arange(most) + 0.5) * (len(self.lengths) / most)
+        places[-1] = len(self.lengths) - 1
+        rows = np.argsort(self.lengths.tokens, kind="stable")[places.astype(np.int64)]
+        return Lengths(self.lengths.name, self.lengths.tokens[rows], self.lengths.supervised_tokens[rows])
 
     def list_inputs(self) -> list[Uncertain]:
         """Returns the costs that are not known exactly."""
@@ -144,9 +157,9 @@ class Way:
     summary: Summary
 
     @property
-    def sample_s(self) -> float:
-        """The mean seconds per sample of the epoch."""
-        return self.summary.sim_time_s / max(1, self.summary.samples_emitted)
+    def token_s(self) -> float:
+        """The mean seconds per token of the epoch, without padding."""
+        return self.summary.sim_time_s / max(1, self.summary.real_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +173,7 @@ class RunPlan:
 
     def compute_seconds(self, way: Way) -> float:
         """Returns the seconds of the whole run."""
-        return way.sample_s * self.wanted.samples
+        return way.token_s * self.wanted.total_tokens
 
     def compute_gpu_hours(self, way: Way) -> float:
         """Returns the hours of all GPUs together."""
@@ -172,7 +185,7 @@ class RunPlan:
 
     def compute_speedup(self, way: Way) -> float:
         """Returns the time of fixed batches divided by that of a way."""
-        return self.ways[1].sample_s / way.sample_s
+        return self.ways[1].token_s / way.token_s
 
     def band(self, way: Way) -> Band:
         """Returns the band of the time of a way, and so of its GPU-hours."""
@@ -212,23 +225,33 @@ def make_plan(
         if on_done is not None:
             on_done(next(counter))
 
+    searched, simulated = wanted.draw(LARGEST_SEARCHED), wanted.draw(LARGEST_SIMULATED)
     ways: list[Way] = []
     cautions: tuple[Caution, ...] = ()
     for name, needs, policy, terms in _list_ways(wanted):
-        study = _build_study(wanted, terms, _choose_global_batch(wanted, policy, ways))
+        study = _build_study(wanted, searched, terms, _choose_global_batch(wanted, policy, ways))
 
         def simulate(points: Sequence[Point], study: Study = study) -> list[CellAnswer | CellFailure]:
             study.check(points)
             return run_grid(study, points, executor, tell, store=store)
 
-        start, dimensions = _build_dimensions(wanted, policy, terms.layout)
+        start, dimensions = _build_dimensions(wanted, searched, policy, terms.layout)
         found = SettingSearch(simulate, dimensions, _TOLERANCE).run(start)
-        summary, cautions = found.summary, cautions if ways else found.cautions
-        batch = "" if summary.batch_size is None else f" of {summary.batch_size:,}"
-        what = fit_batches(study.build_run(found.point))
-        ways.append(Way(name + batch, needs, what, summary))
+        what = fit_batches(replace(study, lengths=simulated).build_run(found.point))
+        result = run(what)
+        cautions = cautions if ways else result.cautions
+        size = result.summary.batch_size
+        batch = "" if size is None else f" of {size:,}"
+        # The bands draw from these samples again, and may miss the longest, which determines the size.
+        ways.append(Way(name + batch, needs, replace(what, batch_size=size), result.summary))
     bands = compute_bands([way.what for way in ways], wanted.list_inputs(), executor=executor, on_done=tell)
-    return RunPlan(wanted, tuple(ways), bands, _list_cautions(wanted, ways, cautions))
+    said = _list_cautions(wanted, ways, cautions)
+    if len(searched) < len(wanted.lengths):
+        said.append(
+            f"settings were searched for with {len(searched):,} samples, spread evenly over the {len(wanted.lengths):,} "
+            f"sorted by length; the figures are those of {'all' if simulated is wanted.lengths else f'{len(simulated):,}'}"
+        )
+    return RunPlan(wanted, tuple(ways), bands, tuple(dict.fromkeys(said)))
 
 
 def _choose_global_batch(wanted: Wanted, policy: str, ways: Sequence[Way]) -> GlobalBatch:
@@ -240,12 +263,17 @@ def _choose_global_batch(wanted: Wanted, policy: str, ways: Sequence[Way]) -> Gl
 
 
 def choose(wanted: Sequence[Wanted]) -> Wanted:
-    """Returns the fastest of several jobs with the same goal, each at its largest budget.
+    """Returns the fastest of several jobs with the same goal, each at its largest budget. The last needs the least memory.
 
     A job whose memory does not hold the longest sample is chosen only if all are like that; then the one with the largest
     budget is. If costs were measured, the first is chosen, because the measurement is of one of the jobs, and the others would
-    get their larger budgets for free.
+    get their larger budgets for free. Memory that is known was measured of one of the jobs too: of the last, if it is more than
+    the first has room for, or as much as the last surely has.
     """
+    if (known := wanted[0].memory_tokens) is not None:
+        (_, most), *others = [one.job.compute_token_range() for one in wanted]
+        if known > most or any(known >= least for least, _ in others):
+            wanted = wanted[-1:]
     longest, largest = int(wanted[0].lengths.tokens.max()), max(one.budget_tokens for one in wanted)
     holding = [one for one in wanted if one.budget_tokens >= min(longest, largest)]
     if len(holding) == 1 or holding[0].cost_model is not None:
@@ -255,8 +283,9 @@ def choose(wanted: Sequence[Wanted]) -> Wanted:
 
 def _measure(wanted: Wanted) -> float:
     _, _, policy, terms = next(_list_ways(wanted))
-    point, _ = _build_dimensions(wanted, policy, terms.layout)
-    return run(_build_study(wanted, terms).build_run(point)).summary.sim_time_s
+    searched = wanted.draw(LARGEST_SEARCHED)
+    point, _ = _build_dimensions(wanted, searched, policy, terms.layout)
+    return run(_build_study(wanted, searched, terms).build_run(point)).summary.sim_time_s
 
 
 def compute_ranges(wanted: Wanted) -> Ranges:
@@ -291,10 +320,9 @@ def _list_ways(wanted: Wanted) -> Iterator[tuple[str, str, str, Terms]]:
     yield "packed beforehand", f"all lengths before the run; {packed}", "packing", Terms()
 
 
-def _build_study(wanted: Wanted, terms: Terms, global_batch: GlobalBatch = EVERY_STEP) -> Study:
+def _build_study(wanted: Wanted, lengths: Lengths, terms: Terms, global_batch: GlobalBatch = EVERY_STEP) -> Study:
     return Study(
-        lengths=wanted.lengths,
-        samples=wanted.judged_samples,
+        lengths=lengths,
         seed=wanted.seed,
         costs=wanted.costs,
         terms=terms,
@@ -302,12 +330,11 @@ def _build_study(wanted: Wanted, terms: Terms, global_batch: GlobalBatch = EVERY
     )
 
 
-def _build_dimensions(wanted: Wanted, policy: str, layout: Layout) -> tuple[Point, Dimensions]:
+def _build_dimensions(wanted: Wanted, lengths: Lengths, policy: str, layout: Layout) -> tuple[Point, Dimensions]:
     """Returns the point where the search for a way's setting begins, and the values to try."""
-    samples = len(wanted.lengths) if wanted.judged_samples is None else wanted.judged_samples
-    shard = -(-samples // wanted.job.gpus)
+    shard, shortest = -(-len(lengths) // wanted.job.gpus), int(wanted.lengths.tokens.min())
     budgets = sorted({tokens // _ROUND * _ROUND or tokens for tokens in compute_budget_ladder(wanted.budget_tokens)})
-    dimensions: dict[str, tuple[int, ...]] = {"budget_tokens": tuple(budgets)}
+    dimensions: dict[str, tuple[int, ...]] = {"budget_tokens": tuple(one for one in budgets if one >= shortest)}
     window = min(LARGEST_WINDOW, shard)
     if is_rule(policy) and wanted.global_batch is None:
         dimensions["window_samples"] = tuple(compute_ladder(window, 8))
@@ -317,14 +344,22 @@ def _build_dimensions(wanted: Wanted, policy: str, layout: Layout) -> tuple[Poin
     return point, dimensions
 
 
-def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]) -> tuple[str, ...]:
-    said = [caution.text for caution in found]
+def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]) -> list[str]:
+    # All samples are counted, not only those simulated.
+    long = describe_long(wanted.lengths.tokens, ways[0].what.budget_tokens)
+    said = [*([long] if long else []), *(one.text for one in found if one.about is not About.MEMORY)]
+    (least, most), update = wanted.job.compute_token_range(), ways[0].summary.samples_per_update
+    if wanted.memory_tokens is not None and wanted.memory_tokens > most:
+        said.append(
+            f"--memory-tokens {wanted.memory_tokens:,} is more than the {least:,} to {most:,} that fit with activations "
+            f"{wanted.job.activations} by the model of memory: check the unit, and pass --recompute as it was measured"
+        )
     over = int((wanted.lengths.tokens > wanted.budget_tokens).sum())
     if over:
         said.append(
-            f"{over:,} samples are longer than the {wanted.budget_tokens:,} tokens that "
+            f"{count(over, 'sample is', 'samples are')} longer than the {wanted.budget_tokens:,} tokens that "
             f"{'surely fit' if wanted.memory_tokens is None else 'fit by --memory-tokens'}, the longest has "
-            f"{int(wanted.lengths.tokens.max()):,}: cut them"
+            f"{int(wanted.lengths.tokens.max()):,}: cut {'it' if over == 1 else 'them'}"
             f"{'' if wanted.job.recomputes else ', or compute activations again (--recompute yes)'}"
         )
     if wanted.global_batch is not None and wanted.global_batch > len(wanted.lengths):
@@ -332,14 +367,20 @@ def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]
             f"an epoch has {len(wanted.lengths):,} samples, fewer than an update of {wanted.global_batch:,}: the epoch "
             "is one smaller update"
         )
-    if wanted.global_batch is None:
-        samples = ways[0].summary.samples_per_update
+    if wanted.samples < update:
         said.append(
-            f"without --global-batch each step of online batches is an update, of {samples:,.0f} samples; the other "
-            "methods are compared with updates of the same size"
+            f"the run trains on {wanted.samples:,.3g} samples, fewer than an update of {update:,.0f}: its time is that "
+            "share of an update's"
+        )
+    if wanted.global_batch is None:
+        largest = max(way.summary.samples_per_update for way in ways)
+        other = (
+            f"up to {largest:,.0f}, because they end with a step" if largest > TOLERATED * update else "the same size"
+        )
+        said.append(
+            f"without --global-batch each step of online batches is an update, of {update:,.0f} samples; the other "
+            f"methods are compared with updates of {other}"
         )
     if wanted.global_batch is not None and ways[0].what.padding_share == PADDING_SHARES[-1]:
         said.append(EDGE)
-    if (judged := wanted.judged_samples) is not None:
-        said.append(f"judged by {judged:,} samples drawn from {len(wanted.lengths):,}")
-    return tuple(dict.fromkeys(said))
+    return said

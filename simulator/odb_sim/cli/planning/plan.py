@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
+
+import numpy as np
 
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import (
@@ -18,8 +21,15 @@ from odb_sim.cli.options import (
     build_source,
     open_study,
 )
-from odb_sim.cli.planning.lengths import add_reading_options, describe_reading, make_lengths, read_lengths
+from odb_sim.cli.planning.lengths import (
+    add_reading_options,
+    build_reading,
+    describe_reading,
+    make_lengths,
+    read_lengths,
+)
 from odb_sim.inputs.cost_files import load_costs, write_costs
+from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.inputs.jobs import TrainingJob, build_job
 from odb_sim.inputs.lengths import Lengths, load_lengths
@@ -62,11 +72,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_number(parser, "--epochs", "E", "epochs to train (1)", kind=float)
     add_number(parser, "--tokens", "N", "instead of --epochs: tokens to train on")
     add_number(parser, "--price", "USD", "price of a GPU hour (default: a dated price, with a range)", kind=float)
-    add_number(parser, "--memory-tokens", "M", "padded tokens of a batch that fit, if known")
+    text = "padded tokens of a batch that fit, if known; without --recompute taken to be measured with the setting they suit"
+    add_number(parser, "--memory-tokens", "M", text)
     add_text(
         parser, "--cost-model", "FILE", "measured step times, instead of those computed from the model and the GPU"
     )
-    add_number(parser, "--seed", "S", "seed of the draw and the shuffle", 0)
+    add_number(parser, "--seed", "S", "seed of the shuffle", 0)
     add_reading_options(parser)
     add_store_options(parser)
     add_text(parser, "--write-costs", "FILE", "write the cost model, for --cost-model of other commands")
@@ -85,7 +96,7 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError("--epochs and --tokens both set how long to train: leave one out")
     jobs = list(_build_jobs(options))
     lengths = _read(options)
-    costs = None if options.cost_model is None else load_costs(options.cost_model)
+    measured = None if options.cost_model is None else load_costs(options.cost_model)
     wanted = [
         Wanted(
             job=job,
@@ -94,7 +105,7 @@ def run_command(options: argparse.Namespace) -> int:
             epochs=1.0 if options.epochs is None else options.epochs,
             tokens=options.tokens,
             memory_tokens=options.memory_tokens,
-            cost_model=costs,
+            cost_model=measured,
             seed=options.seed,
         )
         for job in jobs
@@ -105,13 +116,12 @@ def run_command(options: argparse.Namespace) -> int:
         executor,
     ):
         plan = make_plan(choose(wanted), executor, on_done, store=store)
-    commands = list_commands(plan, options.data, describe_reading(options) if _has_texts(options) else "")
+    commands = list_commands(plan, options.data, _describe_source(options))
+    costs = complete_costs(plan)
     if options.json is not None:
-        write_json(options.json, encode(plan, commands))
+        write_json(options.json, encode(plan, costs, commands))
     if options.write_costs is not None:
-        costs = replace(plan.wanted.costs, ranges=compute_ranges(plan.wanted))
-        ranks = costs.fitted.ranks or plan.wanted.job.gpus  # other numbers of ranks get a caution
-        write_costs(options.write_costs, replace(costs, fitted=replace(costs.fitted, ranks=ranks)))
+        write_costs(options.write_costs, costs)
     if options.html is not None:
         write_plan_report(Path(options.html), plan, commands, build_source(options, [options.data]))
     print(describe_plan(plan))
@@ -138,14 +148,39 @@ def _build_jobs(options: argparse.Namespace) -> Iterator[TrainingJob]:
 
 
 def _read(options: argparse.Namespace) -> Lengths:
-    return make_lengths(options.data, read_lengths(options)) if _has_texts(options) else load_lengths(options.data)
+    """Returns the lengths. Raises: UsageError when an option for texts is given with a file of lengths."""
+    if _has_texts(options):
+        return make_lengths(options.data, read_lengths(options))
+    lengths, most = load_lengths(options.data), build_reading(options).max_tokens
+    for flag in ("tokenizer", "template", "column", "split"):
+        if getattr(options, flag):
+            raise UsageError(f"--{flag}: has no effect on {options.data}, which holds lengths, not texts")
+    if most is None:
+        return lengths
+    return Lengths(lengths.name, np.minimum(lengths.tokens, most), np.minimum(lengths.supervised_tokens, most))
+
+
+def _describe_source(options: argparse.Namespace) -> str:
+    """Returns what makes lengths.csv, a command or a comment, or an empty text if the data themselves can be simulated."""
+    if _has_texts(options):
+        return f"odb-ref lengths {shlex.quote(options.data)} {describe_reading(options)} --out lengths.csv"
+    if options.max_length is None:
+        return ""
+    return f"# lengths.csv: {options.data}, each length at most {options.max_length}"
 
 
 def _has_texts(options: argparse.Namespace) -> bool:
     return options.tokenizer is not None and is_text_file(Path(options.data))
 
 
-def encode(plan: RunPlan, commands: list[str]) -> dict[str, object]:
+def complete_costs(plan: RunPlan) -> Costs:
+    """Returns the cost model of a plan with its ranges and its number of ranks, since others get a caution."""
+    costs = plan.wanted.costs
+    ranks = costs.fitted.ranks or plan.wanted.job.gpus
+    return replace(costs, ranges=compute_ranges(plan.wanted), fitted=replace(costs.fitted, ranks=ranks))
+
+
+def encode(plan: RunPlan, costs: Costs, commands: list[str]) -> dict[str, object]:
     """Returns all figures of a plan."""
     wanted, job = plan.wanted, plan.wanted.job
     memory = job.compute_memory(job.values)
@@ -175,7 +210,7 @@ def encode(plan: RunPlan, commands: list[str]) -> dict[str, object]:
         "recomputes": job.recomputes,
         "constants": {name: asdict(constant) for name, constant in job.constants.items()},
         "memory": asdict(memory) | {"tokens": memory.tokens, "range": job.compute_token_range()},
-        "costs": asdict(wanted.costs),
+        "costs": asdict(costs),
         "samples": wanted.samples,
         "ways": ways,
         "commands": commands,
