@@ -55,6 +55,10 @@ class Workers:
 class WindowReader:
     """The reader of one rank's windows: computes how long the machine waits for an answer that is partly read ahead."""
 
+    __slots__ = (
+        "_answered", "_answered_s", "_chunks_s", "_pulled", "_pulled_s", "_read_ahead", "_samples", "_workers",
+    )  # fmt: skip
+
     def __init__(self, loader: LoaderCost, tokens: Integers, window_samples: int) -> None:
         self._workers = Workers(loader)
         self._samples = len(tokens)
@@ -77,13 +81,13 @@ class WindowReader:
         needed = min((self._answered + count) // CHUNK_SAMPLES, last)
         # The chunks the thread takes ahead of a request, since the last answer made room.
         ahead = min((self._answered + self._read_ahead - 1) // CHUNK_SAMPLES, last)
-        answer_s = max(asked_s, self._pulled_s)
-        for chunk in range(self._pulled, max(needed, ahead) + 1):
+        answer_s, end = max(asked_s, self._pulled_s), max(self._pulled, needed + 1, ahead + 1)
+        for chunk in range(self._pulled, end):
             allowed_s = self._answered_s if chunk <= ahead else asked_s
             self._pulled_s = self._workers.take(slowness * self._chunks_s[chunk], allowed_s)
-            self._pulled = chunk + 1
             if chunk <= needed:
                 answer_s = max(asked_s, self._pulled_s)
+        self._pulled = end
         self._answered = min(self._answered + count, self._samples)
         self._answered_s = answer_s
         return answer_s
@@ -91,6 +95,8 @@ class WindowReader:
 
 class OrderReader:
     """The reader of what one rank draws from a common order. It reads nothing before it is drawn."""
+
+    __slots__ = ("_loader", "_tokens", "_workers")
 
     def __init__(self, loader: LoaderCost, tokens: Integers) -> None:
         self._loader = loader
