@@ -27,6 +27,8 @@ class About(StrEnum):
     QUOTA = "quota"
     LENGTHS = "lengths"
     COST_MODEL = "cost_model"
+    LARGER = "larger"
+    LONGER = "longer"
     FAULT = "fault"
     SMALL_WINDOW = "small_window"
     SETTING = "setting"
@@ -67,17 +69,16 @@ def list_cautions(
     """
     found: list[Caution] = []
     budget, largest = summary.token_budget, summary.largest_batch_tokens
-    over = int((workload.tokens > budget).sum())
+    over, longest = int((workload.tokens > budget).sum()), int(workload.tokens.max())
     if over:
-        longest = int(workload.tokens.max())
         text = (
-            f"{_count(over, 'sample is', 'samples are')} longer than the budget of {budget:,} tokens: each travels alone, "
+            f"{say_count(over, 'sample is', 'samples are')} longer than the budget of {budget:,} tokens: each travels alone, "
             f"and a rank needs memory for the longest of {longest:,} padded tokens, {longest / budget:.2f} times the budget"
         )
         found.append(Caution(About.MEMORY, text))
     if summary.over_budget_groups:
         text = (
-            f"{_count(summary.over_budget_groups, 'fixed batch is', 'fixed batches are')} over the budget of {budget:,} "
+            f"{say_count(summary.over_budget_groups, 'fixed batch is', 'fixed batches are')} over the budget of {budget:,} "
             f"tokens: the largest of policy {summary.policy} needs memory for {largest:,} padded tokens, "
             f"{largest / budget:.2f} times the budget"
         )
@@ -96,11 +97,11 @@ def list_cautions(
         found.append(Caution(About.QUOTA, f"policy {summary.policy}: {summary.outcome_cause}"))
     if missed:
         named = ", ".join(map(str, missed))
-        text = f"{_count(len(missed), 'fault', 'faults')} asked for never happened, the run ended before: {named}"
+        text = f"{say_count(len(missed), 'fault', 'faults')} asked for never happened, the run ended before: {named}"
         found.append(Caution(About.FAULT, text))
     if harmless:
         named = ", ".join(map(str, harmless))
-        text = f"{_count(len(harmless), 'fault', 'faults')} struck after the last step, and changed nothing: {named}"
+        text = f"{say_count(len(harmless), 'fault', 'faults')} struck after the last step, and changed nothing: {named}"
         found.append(Caution(About.FAULT, text))
     if fitted.ranks and fitted.ranks != summary.ranks:
         text = (
@@ -113,7 +114,13 @@ def list_cautions(
             f"the cost model was fitted to batches of at most {fitted.padded_tokens:,} padded tokens, and the largest here has "
             f"{largest:,}: its time is extrapolated"
         )
-        found.append(Caution(About.COST_MODEL, text))
+        found.append(Caution(About.LARGER, text))
+    if fitted.longest and longest > fitted.longest:
+        text = (
+            f"the cost model was fitted to rows of at most {fitted.longest:,} tokens, and the longest sample here has "
+            f"{longest:,}: its attention, whose time grows with the square of the length, is extrapolated"
+        )
+        found.append(Caution(About.LONGER, text))
     return tuple(found)
 
 
@@ -162,5 +169,6 @@ def summarize_cautions(cautions: Iterable[Caution]) -> list[str]:
     ]
 
 
-def _count(number: int, one: str, many: str) -> str:
+def say_count(number: int, one: str, many: str) -> str:
+    """Returns ``number`` with what is counted, in the singular or the plural."""
     return f"{number:,} {one if number == 1 else many}"
