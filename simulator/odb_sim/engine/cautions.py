@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.types import Mode
 from odb_sim.engine.metrics import SHORT, Summary
 from odb_sim.engine.updates import TOLERATED
 from odb_sim.inputs.conditions import Fault
@@ -25,6 +26,7 @@ class About(StrEnum):
     BATCH_SIZE = "batch_size"
     WINDOW = "window"
     QUOTA = "quota"
+    LOST = "lost"
     LENGTHS = "lengths"
     COST_MODEL = "cost_model"
     LARGER = "larger"
@@ -95,6 +97,13 @@ def list_cautions(
         found.append(Caution(About.UPDATE, text))
     if summary.outcome == SHORT:
         found.append(Caution(About.QUOTA, f"policy {summary.policy}: {summary.outcome_cause}"))
+    lost = workload.samples_total - summary.samples_emitted
+    if lost and summary.depth is None and summary.mode == Mode.JOIN:
+        text = (
+            f"policy {summary.policy} loses {say_count(lost, 'sample', 'samples')} of {workload.samples_total:,}: those left "
+            "over when a rank has no new ones"
+        )
+        found.append(Caution(About.LOST, text))
     if missed:
         named = ", ".join(map(str, missed))
         text = f"{say_count(len(missed), 'fault', 'faults')} asked for never happened, the run ended before: {named}"
