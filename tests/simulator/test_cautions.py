@@ -133,6 +133,9 @@ def test_a_cost_model_used_beyond_what_it_was_fitted_to_is_said() -> None:
     assert "collectives and steps, which send weights if these are sharded" in ranks.text
     (tokens,) = simulate(costs=Costs(fitted=FittedTo(ranks=4, padded_tokens=500))).cautions
     assert "batches of at most 500 padded tokens" in tokens.text
+    assert simulate(costs=Costs(fitted=FittedTo(longest=199))).cautions == ()
+    (row,) = simulate(costs=Costs(fitted=FittedTo(longest=198))).cautions
+    assert "fitted to rows of at most 198 tokens, and the longest sample here has 199" in row.text
 
 
 @pytest.mark.parametrize("kind", FaultKind)

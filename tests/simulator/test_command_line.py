@@ -136,6 +136,8 @@ FIXED, BASELINE = "with --global-batch", "without a policy that runs the protoco
         ("--policy standard", "--sizes powers", BASELINE),
         ("--policy standard", "--ramp 1", BASELINE),
         ("--policy standard", "--max-age 2", BASELINE),
+        ("--policy hfg", "--shards uneven", "on hfg, with shards that are always even"),
+        ("--policy standard", "--shards shared", "on standard, with shards that are always even"),
     ],
 )
 def test_an_option_without_effect_is_refused(

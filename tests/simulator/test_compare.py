@@ -13,7 +13,7 @@ from odb_sim.cli.main import main
 from odb_sim.inputs.lengths import Lengths, list_bundled_names, load_lengths
 from odb_sim.inputs.workload import build_workload
 from odb_sim.studies.comparison import choose_budget, choose_window, compare
-from odb_sim.studies.runs import Run
+from odb_sim.studies.runs import POLICIES, Run
 
 from odb_ref.core.types import Mode
 from tests.helpers.commands import get_figures, refuse
@@ -34,6 +34,36 @@ def test_the_window_holds_enough_batches_or_the_shard() -> None:
     assert choose_window(lengths, 1601, shard_samples=1000) == 512
     assert choose_window(lengths, 100_000, shard_samples=1000) == 1024
     assert choose_window(lengths, 100_000, shard_samples=10) == 256
+
+
+def test_a_baseline_that_loses_samples_is_a_row_that_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = tmp_path / "five.csv"
+    lengths.write_text("total_tokens\n100\n200\n300\n400\n5000\n")
+    figures = get_figures(["compare", str(lengths), "--ranks", "2"])
+    assert [item["samples_emitted"] for item in figures] == [4 if item["policy"] == "peer" else 5 for item in figures]
+    assert "five: policy peer loses 1 sample of 5" in capsys.readouterr().out
+    command = ["sweep", str(lengths), "--ranks", "2", "--token-budget", "20000", "--policy", "odb,peer"]
+    assert [item["samples_emitted"] for item in get_figures(command)] == [5, 4]
+    workload = build_workload(make([100, 200, 300]), ranks=2)
+    runs = [Run(workload=workload, policy=policy, budget_tokens=500, window_samples=2) for policy in POLICIES]
+    assert {what.policy for what in runs if what.expected_samples != 3} == {"peer"}, "of others it is an error"
+
+
+def test_policies_that_deal_batches_evenly_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """They would look fast beside a policy whose ranks have uneven shards, for that reason alone."""
+    few = ["gsm8k", "--ranks", "3", "--samples", "60", "--policy", "odb,standard,hfg,gmt,peer", "--shards"]
+    for shards, kept in (("uneven", {"odb", "standard", "peer"}), ("shared", {"odb"}), ("even", {*few[6].split(",")})):
+        figures = get_figures(["compare", *few, shards])
+        assert {item["policy"]: item["shards"] for item in figures} == {
+            policy: shards if policy in kept else "even" for policy in few[6].split(",")
+        }
+        even = ", ".join(policy for policy in few[6].split(",") if policy not in kept)
+        said = capsys.readouterr().out
+        assert f"({shards} shards{f', but even ones for {even}' if even else ''})" in said
+        get_figures(["sweep", *few, shards, "--token-budget", "2000"])
+        assert f", {shards} shards{f', but even ones for {even}' if even else ''}" in capsys.readouterr().out
 
 
 @pytest.mark.deep

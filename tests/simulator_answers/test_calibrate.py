@@ -337,7 +337,7 @@ def test_a_number_that_cannot_be_told_from_nothing_is_left_out() -> None:
 def test_what_a_model_was_fitted_to_goes_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, out = str(record_timed(tmp_path / "t.ndjson")), tmp_path / "costs.json"
     assert main(["calibrate", trace, "--out", str(out)]) == 0
-    assert "Fitted to 3 ranks and batches of up to 2,0" in capsys.readouterr().out
+    assert "Fitted to 3 ranks, batches of up to 2,0" in capsys.readouterr().out
     assert load_costs(out).fitted.ranks == 3
     simulate = ["simulate", "gsm8k", "--ranks", "64", "--samples", "640", "--token-budget", "2000"]
     assert main([*simulate, "--cost-model", str(out)]) == 0

@@ -42,6 +42,7 @@ def test_two_sizes_are_enough_and_it_says_so(tmp_path: Path, capsys: pytest.Capt
     said = " ".join(capsys.readouterr().out.split())
     assert "two sizes make a line, and leave nothing to judge it by" in said
     assert "10% is assumed" in said
+    assert "Attention's part, which grows with the square of a row's length, is left out" in said
     assert json.loads((tmp_path / "fit.json").read_text())["fit"]["components"][0]["spans_held"] == 0
     assert [item.name for item in list_uncertain(load_costs(out))][-1] == "what the cost model leaves out"
 
@@ -54,6 +55,24 @@ def test_sizes_that_were_measured_twice_and_differ_are_cautioned_of(
     assert main(["calibrate", str(path), "--out", str(out), "--json", str(tmp_path / "fit.json")]) == 0
     assert "Caution: steps of one size differ so much that it is 60% off" in " ".join(capsys.readouterr().out.split())
     assert load_costs(out).ranges.rows[-1][2] - 1 == pytest.approx(0.6, abs=0.01)
+
+
+def test_the_longest_row_timed_is_kept_and_longer_samples_are_cautioned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two sizes would make rows of 16,000 a third too cheap. Four of them, the recipe of the page, show attention."""
+    lengths, out = tmp_path / "lengths.csv", tmp_path / "costs.json"
+    lengths.write_text("total_tokens\n" + "16000\n" * 16)
+    simulate = ["simulate", str(lengths), "--ranks", "8", "--token-budget", "16384", "--cost-model", str(out)]
+    for sizes, longest in (([(4, 1024), (8, 2048)], 2048), ([(4, 1024), (8, 2048), (4, 4096), (1, 16000)], 16000)):
+        steps = write(tmp_path / "steps.csv", sizes)
+        assert main(["calibrate", str(steps), "--ranks", "8", "--out", str(out)]) == 0
+        assert f"rows of up to {longest:,};" in " ".join(capsys.readouterr().out.split())
+        assert load_costs(out).fitted.longest == longest
+        assert main(simulate) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("rows of at most 2,048 tokens, and the longest sample here has 16,000" in said) == (longest == 2048)
+    assert load_costs(out).gpu.per_token2_s == pytest.approx(PAIR_S, rel=1e-3)
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ from odb_sim.studies.comparison import (
     choose_window,
     compare,
 )
-from odb_sim.studies.runs import POLICIES, Run
+from odb_sim.studies.runs import POLICIES, Run, describe_shards
 
 _RANKS: Final = 8
 _HEADER: Final = [
@@ -182,8 +182,9 @@ def describe_terms(compared: list[Compared]) -> str:
     """Returns what all policies of a comparison have in common, in a sentence or two."""
     what = compared[0].what
     return (
-        f"{what.workload.ranks:,} ranks ({what.sharding} shards), {what.mode} mode. Budget: maximum padded tokens of a "
-        "batch, the same for every policy. Fixed batch: samples of a batch of standard, hfg and balanced, "
+        f"{what.workload.ranks:,} ranks ({describe_shards(what.sharding, compared[0].summaries)}), {what.mode} mode. Budget: "
+        "maximum padded tokens of a batch, the same for every policy. Fixed batch: samples of a batch of standard, hfg and "
+        "balanced, "
         + ("what the budget holds of the longest sample" if what.batch_size is None else "as asked for")
         + ("." if what.update_samples else ". Window: samples that a rank of the protocol groups at a time.")
     )
@@ -227,8 +228,9 @@ def _build_table(compared: Compared) -> tuple[str, list[str], list[list[str]]]:
     """Returns a row for each policy."""
     what, window = compared.what, _find_window(compared)
     title = (
-        f"{what.workload.name}: {what.workload.samples_total:,} samples, {what.workload.ranks:,} ranks ({what.sharding} "
-        f"shards), {what.mode} mode, budget {what.budget_tokens:,} (fixed batches of {_describe_size(compared)})"
+        f"{what.workload.name}: {what.workload.samples_total:,} samples, {what.workload.ranks:,} ranks "
+        f"({describe_shards(what.sharding, compared.summaries)}), {what.mode} mode, budget {what.budget_tokens:,} "
+        f"(fixed batches of {_describe_size(compared)})"
         + ("" if window is None else f", window {window:,}" + " (peer only)" * (what.update_samples is not None))
         + f"; speed-up over {compared.reference.policy}, at one global batch; the next three columns "
         "show what an update then holds; from 'at own batch' on: with the updates that each policy makes by itself"

@@ -28,7 +28,7 @@ from odb_sim.reports.document import PageSource
 from odb_sim.reports.terminal import show_progress
 from odb_sim.studies.cells import CellFailure, Point, Store
 from odb_sim.studies.clusters import ADDRESSES, open_executor
-from odb_sim.studies.runs import PEER, POLICIES, Driver, Run, has_fixed_batches, is_rule
+from odb_sim.studies.runs import PEER, POLICIES, Driver, Run, has_fixed_batches, is_rule, keeps_shards
 from odb_sim.studies.sweep import Study
 
 WINDOW: Final = 256
@@ -107,7 +107,7 @@ def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = Tru
         "--shards",
         Sharding,
         "even: sizes differ by at most one; uneven: one sample each, the rest as 1 : 4 : 9 : 16 ...; shared: all ranks "
-        "draw from one order (baselines: as even)",
+        "draw from one order (baselines: as even, and those that know all lengths also instead of uneven)",
         Sharding.EVEN,
     )
     add_number(parser, "--samples", "M", "draw M lengths with replacement (default: each row once)")
@@ -348,6 +348,9 @@ def check_effects(options: argparse.Namespace, policies: Sequence[str]) -> None:
         value, reason = getattr(options, name), baseline or reasons.get(flag)
         if value is not None and reason and not (flag == "--window" and PEER in policies):
             raise UsageError(f"{flag} {value}: has no effect {reason}")
+    shards = Sharding(options.shards)
+    if shards is not Sharding.EVEN and not any(keeps_shards(policy, shards) for policy in policies):
+        raise UsageError(f"--shards {shards}: has no effect on {', '.join(policies)}, with shards that are always even")
 
 
 def check_batch_size(size: int | None, policies: Sequence[str]) -> None:

@@ -30,7 +30,7 @@ from odb_sim.reports.run_report import describe_band
 from odb_sim.reports.tables import SETTINGS, SWEEP, build_row
 from odb_sim.reports.terminal import print_cautions, print_table
 from odb_sim.studies.cells import CellAnswer, split_failed
-from odb_sim.studies.runs import POLICIES
+from odb_sim.studies.runs import POLICIES, describe_shards
 from odb_sim.studies.sweep import build_points, estimate_answer, find_fastest, run_grid
 
 
@@ -82,7 +82,8 @@ def run_command(options: argparse.Namespace) -> int:
     label = f"{study.lengths.name}, {len(points)} simulations"
     with open_study(options, label, len(points)) as (on_done, store, executor):
         answers, failed = split_failed(run_grid(study, points, executor, on_done, store=store))
-    title = f"{study.lengths.name}, {answers[0].summary.samples_total:,} samples, {options.shards} shards"
+    shards = describe_shards(options.shards, [answer.summary for answer in answers])
+    title = f"{study.lengths.name}, {answers[0].summary.samples_total:,} samples, {shards}"
     figures = [answer.to_json() for answer in answers]
     if options.json is not None:
         write_json(options.json, figures)

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.types import Mode
 from odb_sim.engine.metrics import SHORT, Summary
 from odb_sim.engine.updates import TOLERATED
 from odb_sim.inputs.conditions import Fault
@@ -26,8 +27,11 @@ class About(StrEnum):
     BATCH_SIZE = "batch_size"
     WINDOW = "window"
     QUOTA = "quota"
+    LOST = "lost"
     LENGTHS = "lengths"
     COST_MODEL = "cost_model"
+    LARGER = "larger"
+    LONGER = "longer"
     FAULT = "fault"
     SMALL_WINDOW = "small_window"
     SETTING = "setting"
@@ -72,7 +76,7 @@ def list_cautions(
         found.append(Caution(About.MEMORY, text))
     if summary.over_budget_groups:
         text = (
-            f"{count(summary.over_budget_groups, 'fixed batch is', 'fixed batches are')} over the budget of {budget:,} "
+            f"{say_count(summary.over_budget_groups, 'fixed batch is', 'fixed batches are')} over the budget of {budget:,} "
             f"tokens: the largest of policy {summary.policy} needs memory for {largest:,} padded tokens, "
             f"{largest / budget:.2f} times the budget"
         )
@@ -89,13 +93,20 @@ def list_cautions(
         found.append(Caution(About.UPDATE, text))
     if summary.outcome == SHORT:
         found.append(Caution(About.QUOTA, f"policy {summary.policy}: {summary.outcome_cause}"))
+    lost = workload.samples_total - summary.samples_emitted
+    if lost and summary.depth is None and summary.mode == Mode.JOIN:
+        text = (
+            f"policy {summary.policy} loses {say_count(lost, 'sample', 'samples')} of {workload.samples_total:,}: those left "
+            "over when a rank has no new ones"
+        )
+        found.append(Caution(About.LOST, text))
     if missed:
         named = ", ".join(map(str, missed))
-        text = f"{count(len(missed), 'fault', 'faults')} asked for never happened, the run ended before: {named}"
+        text = f"{say_count(len(missed), 'fault', 'faults')} asked for never happened, the run ended before: {named}"
         found.append(Caution(About.FAULT, text))
     if harmless:
         named = ", ".join(map(str, harmless))
-        text = f"{count(len(harmless), 'fault', 'faults')} struck after the last step, and changed nothing: {named}"
+        text = f"{say_count(len(harmless), 'fault', 'faults')} struck after the last step, and changed nothing: {named}"
         found.append(Caution(About.FAULT, text))
     if fitted.ranks and fitted.ranks != summary.ranks:
         text = (
@@ -109,7 +120,14 @@ def list_cautions(
             f"the cost model was fitted to batches of at most {fitted.padded_tokens:,} padded tokens, and the largest here has "
             f"{largest:,}: its time is extrapolated"
         )
-        found.append(Caution(About.COST_MODEL, text))
+        found.append(Caution(About.LARGER, text))
+    longest = int(workload.tokens.max())
+    if fitted.longest and longest > fitted.longest:
+        text = (
+            f"the cost model was fitted to rows of at most {fitted.longest:,} tokens, and the longest sample here has "
+            f"{longest:,}: its attention, whose time grows with the square of the length, is extrapolated"
+        )
+        found.append(Caution(About.LONGER, text))
     return tuple(found)
 
 
@@ -119,7 +137,7 @@ def describe_long(tokens: Integers, budget: int) -> str:
     if not over:
         return ""
     return (
-        f"{count(over, 'sample is', 'samples are')} longer than the budget of {budget:,} tokens: each travels alone, "
+        f"{say_count(over, 'sample is', 'samples are')} longer than the budget of {budget:,} tokens: each travels alone, "
         f"and a rank needs memory for the longest of {longest:,} padded tokens, {longest / budget:.2f} times the budget"
     )
 
@@ -169,6 +187,6 @@ def summarize_cautions(cautions: Iterable[Caution]) -> list[str]:
     ]
 
 
-def count(number: int, one: str, many: str) -> str:
+def say_count(number: int, one: str, many: str) -> str:
     """Returns a number with its noun, in the singular or the plural."""
     return f"{number:,} {one if number == 1 else many}"

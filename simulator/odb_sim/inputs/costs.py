@@ -255,12 +255,13 @@ INLINE_LOADER: Final = LoaderCost(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedTo:
-    """The runs to which the numbers were fitted: their ``ranks``, and the ``padded_tokens`` of their largest batch. 0 means
-    that the numbers are assumed.
+    """The runs to which the numbers were fitted: their ``ranks``, the ``padded_tokens`` of their largest batch, and the tokens
+    of their ``longest`` row. 0 means that the numbers are assumed, or that the row is unknown.
     """
 
     ranks: int = 0
     padded_tokens: int = 0
+    longest: int = 0
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -30,11 +30,6 @@ class Sharding(StrEnum):
     SHARED = "shared"
     """Ranks have no shards but draw from one order as they have room (R14). Baselines cannot do this and split it evenly."""
 
-    @property
-    def of_baselines(self) -> Sharding:
-        """The sharding for a policy that does not run the protocol."""
-        return Sharding.EVEN if self is Sharding.SHARED else self
-
 
 def compute_shard_sizes(samples: int, ranks: int, sharding: Sharding) -> Integers:
     """Returns the samples of each rank; they sum to ``samples``.

@@ -153,6 +153,7 @@ def calibrate(
         fitted=FittedTo(
             ranks=max(len(run.ranks) for run in runs),
             padded_tokens=max(tokens for run in runs for rank in run.ranks for tokens, _ in rank.sizes),
+            longest=max(pairs // max(1, tokens) for run in runs for rank in run.ranks for tokens, pairs in rank.sizes),
         ),
         loader=_set_loader(workers, {**read.values, **collate.values}) if workers else loader,
     )

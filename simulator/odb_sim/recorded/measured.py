@@ -1,8 +1,8 @@
 """The cost of a step from a table of measurements: a CSV file of a few steps timed by hand.
 
 Columns: ``seconds``, and the padded ``tokens`` of a batch, or its ``rows`` and ``longest``. Two sizes are enough for the fixed
-cost of a step and the cost per token. Rows of three or more lengths also give the cost of attention, and four sizes the least
-time of a step, if there is one.
+cost of a step and the cost per token. Four sizes also give the least time of a step, if there is one, and with rows of three or
+more lengths the cost of attention.
 """
 
 from __future__ import annotations
@@ -67,7 +67,11 @@ def calibrate_table(path: str | Path, ranks: int = 1) -> Calibration:
     costs = Costs(
         gpu=replace(GpuCost(fixed_s=0, per_token_s=0, per_token2_s=0), **values),
         collective=NO_COLLECTIVE,
-        fitted=FittedTo(ranks=ranks, padded_tokens=int(spans.columns[:, 1].max())),
+        fitted=FittedTo(
+            ranks=ranks,
+            padded_tokens=int(spans.columns[:, 1].max()),
+            longest=round((spans.columns[:, 2] / spans.columns[:, 1]).max()),
+        ),
         ranges=list_ranges([fit]),
     )
     held_back = (

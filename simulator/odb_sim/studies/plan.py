@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from itertools import count as count_from
+from itertools import count
 from math import ceil, exp, hypot, log
 from typing import Final
 
@@ -20,7 +20,7 @@ import numpy as np
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Terms
 from odb_ref.core.errors import UsageError
-from odb_sim.engine.cautions import About, Caution, count, describe_long
+from odb_sim.engine.cautions import About, Caution, describe_long, say_count
 from odb_sim.engine.metrics import Summary
 from odb_sim.engine.updates import EVERY_STEP, TOLERATED, GlobalBatch
 from odb_sim.inputs.costs import RANGED, Costs, Ranges
@@ -219,7 +219,7 @@ def make_plan(
             f"{wanted.job.model.name} on {wanted.job.gpus:,} GPUs has room for {wanted.budget_tokens:,} to {most:,} "
             "tokens, and the shortest sample may not fit: use more GPUs, or pass --memory-tokens if you know what fits"
         )
-    counter = count_from(1)
+    counter = count(1)
 
     def tell(_: int) -> None:
         if on_done is not None:
@@ -357,7 +357,7 @@ def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]
     over = int((wanted.lengths.tokens > wanted.budget_tokens).sum())
     if over:
         said.append(
-            f"{count(over, 'sample is', 'samples are')} longer than the {wanted.budget_tokens:,} tokens that "
+            f"{say_count(over, 'sample is', 'samples are')} longer than the {wanted.budget_tokens:,} tokens that "
             f"{'surely fit' if wanted.memory_tokens is None else 'fit by --memory-tokens'}, the longest has "
             f"{int(wanted.lengths.tokens.max()):,}: cut {'it' if over == 1 else 'them'}"
             f"{'' if wanted.job.recomputes else ', or compute activations again (--recompute yes)'}"

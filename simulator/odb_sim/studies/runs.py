@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -59,6 +59,13 @@ def has_window(policy: str, update_samples: int | None = None) -> bool:
     return policy == PEER or (is_rule(policy) and update_samples is None)
 
 
+def keeps_shards(policy: str, asked: Sharding) -> bool:
+    """Returns True when the ranks of the policy have the shards that are asked for. Baselines cannot share, and those that know
+    all lengths deal batches out evenly, whatever the shards.
+    """
+    return is_rule(policy) or (policy in (PEER, "standard") and asked is not Sharding.SHARED)
+
+
 def has_fixed_batches(policy: str) -> bool:
     """Returns True when all batches of the policy have the same number of samples."""
     return policy in FIXED_SIZE
@@ -68,6 +75,12 @@ def describe_budget(summary: Summary) -> str:
     """Returns the token budget of a run for its headline, with its schedule if there is one."""
     schedule = "" if summary.budget_schedule is None else f" at most ({summary.budget_schedule})"
     return f"budget {summary.token_budget:,}{schedule}"
+
+
+def describe_shards(asked: str, runs: Iterable[RunSettings]) -> str:
+    """Returns the shards that were asked for, and the policies that have even ones all the same."""
+    even = dict.fromkeys(one.policy for one in runs if one.shards != asked)
+    return f"{asked} shards" + (f", but even ones for {', '.join(even)}" if even else "")
 
 
 def describe_window(summary: Summary) -> str:
@@ -156,8 +169,10 @@ class Run(Epoch):
 
     @property
     def expected_samples(self) -> int:
-        """The least number of samples of a complete epoch. In quota mode it is not known in advance."""
-        if self.mode is not Mode.JOIN:
+        """The least number of samples of a complete epoch. It is not known in advance in quota mode, nor of the peer, which by
+        its own rules loses some.
+        """
+        if self.mode is not Mode.JOIN or self.policy == PEER:
             return 0
         return self.workload.samples_total - sum(start.read_samples - len(start.carried) for start in self.starts)
 
@@ -278,7 +293,7 @@ def run(
         lengths=what.workload.name,
         policy=policy,
         mode=str(what.mode),
-        shards=str(what.sharding if what.is_protocol else what.sharding.of_baselines),
+        shards=str(what.sharding if what.is_protocol or keeps_shards(policy, what.sharding) else Sharding.EVEN),
         cost=what.cost.name,
         layout=str(what.layout if what.is_protocol else PLANNED_LAYOUT.get(what.policy, Layout.PADDED)),
         order=str(what.order) if what.is_protocol else PLANNED_ORDER,

@@ -9,6 +9,7 @@ from typing import Final
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import TRACES_HELP, add_choice, add_number, add_recorded_options
 from odb_sim.cli.recorded.replay import print_replays, replay_all
+from odb_sim.engine.cautions import say_count
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.cost_files import write_costs
 from odb_sim.inputs.costs import PricedTransport
@@ -33,7 +34,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "whose traces have times. Reports the error on the other half, and the error of simulating each run with the fitted "
         "model. With several runs, every second one is held back as a whole.",
     )
-    text = f"{TRACES_HELP}. Or a CSV file of timed steps with seconds, and tokens or rows and longest; two sizes are enough"
+    text = (
+        f"{TRACES_HELP}. Or a CSV file of timed steps with seconds, and tokens or rows and longest: two sizes are enough, "
+        "but only four, with rows of three lengths, show what attention costs"
+    )
     parser.add_argument("traces", nargs="+", metavar="TRACE", help=text)
     add_number(parser, "--ranks", "N", "number of ranks on which a CSV file was timed", 1)
     parser.add_argument("--out", metavar="FILE", help="write the cost model, for --cost-model of other commands")
@@ -99,6 +103,11 @@ def _calibrate_table(options: argparse.Namespace) -> int:
     _print_errors(calibration)
     _print_numbers(calibration)
     (fit,) = calibration.fits
+    if not calibration.costs.gpu.per_token2_s:
+        print(
+            "Attention's part, which grows with the square of a row's length, is left out: these steps do not show it. That "
+            "takes four sizes or more, with rows of three lengths, the longest of your data among them."
+        )
     if not fit.spans_held and fit.run_error > ASSUMED_ERROR:
         print(f"Caution: steps of one size differ so much that it is {fit.run_error:.0%} off from that alone.")
     elif not fit.spans_held:
@@ -183,7 +192,8 @@ def _print_numbers(calibration: Calibration) -> None:
             said += ", and inside one ranks " + ("meet after every step." if collective.each_step else "do not meet.")
         else:
             said += "."
+    longest = f" and rows of up to {fitted.longest:,}" if fitted.longest else ""
     print(
-        f"Fitted to {fitted.ranks:,} ranks and batches of up to {fitted.padded_tokens:,} padded tokens; beyond them it is "
-        f"extrapolated. {said}".rstrip()
+        f"Fitted to {say_count(fitted.ranks, 'rank', 'ranks')}, batches of up to {fitted.padded_tokens:,} padded "
+        f"tokens{longest}; beyond them it is extrapolated. {said}".rstrip()
     )
