@@ -169,7 +169,7 @@ def test_one_rank_waits_for_no_other(policy: str, driver: Driver) -> None:
     assert f"{result.summary.trainer_wait_share:.3f}" == "0.000", "and not -0.000"
 
 
-def test_the_wait_for_a_killed_rank_counts() -> None:
+def test_the_wait_for_a_killed_rank_counts(capsys: pytest.CaptureFixture[str]) -> None:
     fault = Fault(FaultKind.KILL, 1, 3)
     result = simulate(conditions=Conditions(faults=(fault,), deadline_s=60.0))
     summary, last_s = result.summary, result.rows[-1].end_s
@@ -179,6 +179,11 @@ def test_the_wait_for_a_killed_rank_counts() -> None:
     assert summary.samples_per_s == pytest.approx(summary.samples_emitted / summary.sim_time_s)
     shares = ("compute_share", "data_wait_share", "trainer_wait_share", "collective_share", "ending_share")
     assert sum(getattr(summary, name) for name in shares) == pytest.approx(1)
+    command = "simulate gsm8k --ranks 2 --samples 200 --token-budget 2000 --fault kill:1:3"
+    assert main(command.split()) == 0
+    printed = dict(re.findall(r"(\w+_share) +([0-9.]+)", capsys.readouterr().out))
+    assert set(printed) == set(shares)
+    assert sum(map(float, printed.values())) == pytest.approx(1, abs=1e-3)
 
 
 def test_many_runs_with_the_same_to_say_say_it_once() -> None:

@@ -45,7 +45,8 @@ def test_csv_gz_npy_byte_order_mark_and_blank_lines_are_read(tmp_path: Path) -> 
         file.write(text.replace("\n", "\r\n"))
     np.save(tmp_path / "c.npy", np.array([5, 7], dtype=np.int32))
     (tmp_path / "d.csv").write_bytes((tmp_path / "b.csv.gz").read_bytes())
-    for name in ("a.csv", "b.csv.gz", "c.npy", "d.csv"):
+    (tmp_path / "e.csv").write_text("total_tokens\n5\n7\n\n\n")
+    for name in ("a.csv", "b.csv.gz", "c.npy", "d.csv", "e.csv"):
         lengths = load_lengths(str(tmp_path / name))
         assert lengths.tokens.tolist() == lengths.supervised_tokens.tolist() == [5, 7]
 
@@ -65,6 +66,7 @@ BAD_FILES = {
     "zero.csv": (b"total_tokens\n0\n", ":2: total_tokens is 0"),
     "word.csv": (b"total_tokens\n5\nfive\n", ":3: total_tokens is 'five', not a whole number"),
     "fraction.csv": (b"total_tokens\n5.5\n", ":2: total_tokens is '5.5', not a whole number"),
+    "hole.csv": (b"total_tokens\n5\n\n\n7\n\n", ":3: an empty line between rows: remove it, or fill in total_tokens"),
     "blank.csv": (b"a,total_tokens\n5,\n", ":2: total_tokens is '', not a whole number"),
     "huge.csv": (b"total_tokens\n99999999999999999999\n", ":2: total_tokens is 1.000e+20"),
     "short_row.csv": (b"a,total_tokens\n1,5\n2\n", ":3: 1 values, but the header has 2 columns"),

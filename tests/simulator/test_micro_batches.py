@@ -181,6 +181,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [way["way"] for way in figures["ways"]] == ["samples stay", "dealt out"]
     assert figures["saved_s"] == pytest.approx(figures["ways"][0]["step_s"] - figures["ways"][1]["step_s"])
     for wrong, why in (
+        (["--budget", "800"], "raise the budget, or say --oversize alone"),
         (["--groups", "nothing"], "no column nothing"),
         (["--step-samples", "99"], "there are 60 samples"),
         (["--step-samples", "3"], "each needs at least one"),

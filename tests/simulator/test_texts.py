@@ -82,7 +82,7 @@ def test_texts_and_what_is_tokenized_already(tokenizer: Path) -> None:
     ids = {"input_ids": [1, 2, 3, 4], "labels": [-100, -100, 3, 4]}
     assert measure("data:1", ids, RowReading()) == CountedRow(4, 2)
     assert measure("data:1", {"input_ids": [1, 2, 3]}, RowReading(max_tokens=2)) == CountedRow(2, 2, is_cut=True)
-    assert count({"text": ""}, tokenizer) == CountedRow(1, 0), "a length is at least 1"
+    assert count({"text": ""}, tokenizer) == CountedRow(1, 0, is_empty=True), "a length is at least 1"
 
 
 def test_a_template_of_ones_own(tokenizer: Path, tmp_path: Path) -> None:
@@ -194,6 +194,27 @@ def test_whatever_holds_the_rows_the_lengths_are_the_same(
     assert lengths.tokens.tolist() == [one.total for one in expected]
     assert lengths.supervised_tokens.tolist() == [one.supervised for one in expected]
     assert main(["simulate", str(out), "--ranks", "2", "--token-budget", "30"]) == 0
+
+
+def test_empty_samples_are_counted_and_cautioned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text('{"input_ids": []}\n{"input_ids": [1, 2]}\n{"input_ids": []}\n')
+    figures = get_figures(["lengths", str(data), "--processes", "1"])
+    assert (figures["samples"], figures["tokens"], figures["empty"]) == (3, 4, 2)
+    assert "Caution: 2 of 3 samples have no token at all" in " ".join(capsys.readouterr().out.split())
+
+
+def test_missing_data_is_told_before_the_tokenizer_is_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def look_up(name: str) -> None:
+        raise AssertionError(f"{name} was looked up on the hub")
+
+    monkeypatch.setattr(Tokenizer, "from_pretrained", look_up)
+    data = tmp_path / "none.jsonl"
+    assert f"{data}: no such file" in refuse(capsys, ["lengths", str(data), "--tokenizer", "a/b"])
+    data.write_text("\n")
+    assert f"{data}: no row in it" in refuse(capsys, ["lengths", str(data), "--tokenizer", "a/b"])
 
 
 def test_several_processes_keep_the_order(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,7 +184,8 @@ def _print_summary(summary: Summary) -> None:
         f"{summary.wall_time_s:,.1f} s here"
     )
     figures = summary.to_json()
-    print_table("", ["figure", "value"], [[key, _format(figures[key])] for key in _SHOWN])
+    shown = (*_SHOWN, "ending_share") if summary.ending_share else _SHOWN
+    print_table("", ["figure", "value"], [[key, _format(figures[key])] for key in shown])
     print(f"All {len(figures)} figures: --json FILE")
 
 

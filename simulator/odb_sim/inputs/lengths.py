@@ -150,9 +150,13 @@ def _parse_csv(file: IO[str], where: str, name: str, further: Sequence[str]) -> 
         supervised_column = SUPERVISED_COLUMN if SUPERVISED_COLUMN in header else TOTAL_COLUMN
         columns = [header.index(column) for column in (TOTAL_COLUMN, supervised_column, *further)]
         tokens, supervised, used = array("q"), array("q"), array("q")
+        empty = 0
         for row in rows:
             if not row:
+                empty = empty or rows.line_num
                 continue
+            if empty and len(header) == 1:  # a row without its only value; with more columns it would have commas
+                raise UsageError(f"{where}:{empty}: an empty line between rows: remove it, or fill in {TOTAL_COLUMN}")
             values = _parse_row(row, columns, header, f"{where}:{rows.line_num}")
             tokens.append(values[0])
             supervised.append(values[1])

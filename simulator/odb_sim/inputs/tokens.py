@@ -81,6 +81,8 @@ class CountedRow:
     is_cut: bool = False
     is_approximate: bool = False
     """True if the template did not show where an assistant's turn ends."""
+    is_empty: bool = False
+    """True if there is no token, which counts as 1."""
 
 
 def measure(where: str, row: Row, reading: RowReading) -> CountedRow:
@@ -99,6 +101,7 @@ def measure(where: str, row: Row, reading: RowReading) -> CountedRow:
             sum(one.supervised for one in pair),
             any(one.is_cut for one in pair),
             any(one.is_approximate for one in pair),
+            any(one.is_empty for one in pair),
         )
     return _measure_columns(where, row, columns, reading)
 
@@ -129,7 +132,7 @@ def _measure_columns(where: str, row: Row, columns: tuple[str, ...], reading: Ro
 
 def _cut(carries: Sequence[bool], is_approximate: bool, reading: RowReading) -> CountedRow:
     kept = carries if reading.max_tokens is None else carries[: reading.max_tokens]
-    return CountedRow(max(1, len(kept)), sum(kept), len(kept) < len(carries), is_approximate)
+    return CountedRow(max(1, len(kept)), sum(kept), len(kept) < len(carries), is_approximate, not kept)
 
 
 def _count_end(tokenizer: Tokenizer) -> int:

@@ -66,6 +66,7 @@ _KEY_FIGURES: Final = {
     "data_wait_share": "%",
     "trainer_wait_share": "%",
     "collective_share": "%",
+    "ending_share": "%",
     "exchange_s": "s",
     "sim_time_s": "s",
     "samples_per_s": "samples/s",

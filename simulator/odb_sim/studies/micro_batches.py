@@ -3,9 +3,9 @@ out the samples would save, and how much only other data would.
 
 `odb_ref.plan` divides a step's samples in two ways (R13): staying on their ranks, which have equal parts of the step in order,
 and dealt out to all ranks. A collective ends the step. Ranks meet before it only if the cost model has `each_step`, as in a
-simulation. Both are compared with a lower bound of any plan: the work of all samples divided by the ranks, in the fewest
-possible micro-batches, or the costliest group that must stay together if that takes longer, with every micro-batch at its
-least possible time.
+simulation. Both are compared with a lower bound of any plan: the work of all samples divided by the ranks, in no more
+micro-batches than any plan has, or the costliest group that must stay together if that takes longer, with every micro-batch at
+its least possible time.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Divided:
     micro_batches: float
     """The number on each rank."""
     least: float
+    """A lower bound of that number, for any plan."""
     fill: float
     """The samples' tokens divided by the budgets of all micro-batches."""
     wait: float

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +43,7 @@ class Found:
     kept: list[list[int]] = field(default_factory=list)
     cut: int = 0
     approximate: int = 0
+    empty: int = 0
 
     def add(self, parts: Sequence[CountedRow]) -> None:
         """Adds the lengths of some rows."""
@@ -50,6 +51,7 @@ class Found:
         self.supervised += [part.supervised for part in parts]
         self.cut += sum(part.is_cut for part in parts)
         self.approximate += sum(part.is_approximate for part in parts)
+        self.empty += sum(part.is_empty for part in parts)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -120,7 +122,13 @@ def run_command(options: argparse.Namespace) -> int:
     if options.json is not None:
         keys = ("low", "high", "samples", "token_share")
         write_json(
-            options.json, {**summary, "cut": found.cut, "bins": [dict(zip(keys, bin_, strict=True)) for bin_ in bins]}
+            options.json,
+            {
+                **summary,
+                "cut": found.cut,
+                "empty": found.empty,
+                "bins": [dict(zip(keys, bin_, strict=True)) for bin_ in bins],
+            },
         )
     print_lengths(lengths, found)
     if options.out is None:
@@ -134,21 +142,22 @@ def read_lengths(options: argparse.Namespace, keep: Sequence[str] = ()) -> Found
     Raises: UsageError when the data or the tokenizer cannot be read, naming file and row.
     """
     reading, found = build_reading(options), Found(kept=[[] for _ in keep])
-    if reading.tokenizer is not None:
-        load_tokenizer(reading)  # reports a bad tokenizer before reading anything
     numbers: list[dict[object, int]] = [{} for _ in keep]
     rows = read_rows(options.data, options.split)
+    first = list(islice(rows, 1))  # reports missing data before a tokenizer is looked up on the hub
+    if not first:
+        raise UsageError(f"{options.data}: no row in it")
+    if reading.tokenizer is not None:
+        load_tokenizer(reading)  # reports a bad tokenizer before reading everything
     with (
         show_progress(f"lengths of {options.data}", count_rows(options.data)) as on_done,
         make_executor(options.processes) as executor,
     ):
-        for chunk, parts in _measure_all(rows, reading, executor, options.processes):
+        for chunk, parts in _measure_all(chain(first, rows), reading, executor, options.processes):
             found.add(parts)
             for place, column in enumerate(keep):
                 found.kept[place] += [_keep(where, row, column, numbers[place]) for where, row in chunk]
             on_done(len(found.total))
-    if not found.total:
-        raise UsageError(f"{options.data}: no row in it")
     return found
 
 
@@ -239,6 +248,11 @@ def print_lengths(lengths: Lengths, found: Found) -> None:
         cautions.append(
             f"in {found.approximate:,} samples the chat template does not show where an assistant's turn ends: the "
             "token that ends the turn is not counted as carrying loss"
+        )
+    if found.empty:
+        cautions.append(
+            f"{found.empty:,} of {len(found.total):,} samples have no token at all, and count as 1 token here: take empty "
+            "samples out of the data set, because the loader refuses them"
         )
     if not all(found.supervised):
         cautions.append(f"{found.supervised.count(0):,} samples have no token that carries loss")

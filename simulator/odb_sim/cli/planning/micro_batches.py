@@ -9,7 +9,7 @@ from typing import Final
 from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
-from odb_ref.plan.terms import Options, Oversize, Within
+from odb_ref.plan.terms import SAY_ALONE, Options, Oversize, Within
 from odb_sim.cli.options import LENGTHS_HELP, add_choice, add_number, add_text
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs
@@ -69,17 +69,22 @@ def run_command(options: argparse.Namespace) -> int:
         "pad_to": options.pad_to,
         "oversize": options.oversize,
     }
-    with show_progress(f"{lengths.name}, {options.ranks:,} ranks", len(lengths)) as on_done:
-        outcome = divide(
-            lengths,
-            ranks=options.ranks,
-            costs=costs,
-            options=terms,
-            balance=choose_balance(costs) if options.cost is None else get_cost(options.cost),
-            step_samples=step,
-            groups=None if lengths.resources is None or options.groups is None else lengths.resources[:, 0],
-            on_done=on_done,
-        )
+    balance = choose_balance(costs) if options.cost is None else get_cost(options.cost)
+    groups = None if lengths.resources is None or options.groups is None else lengths.resources[:, 0]
+    try:
+        with show_progress(f"{lengths.name}, {options.ranks:,} ranks", len(lengths)) as on_done:
+            outcome = divide(
+                lengths,
+                ranks=options.ranks,
+                costs=costs,
+                options=terms,
+                balance=balance,
+                step_samples=step,
+                groups=groups,
+                on_done=on_done,
+            )
+    except UsageError as error:
+        raise UsageError(str(error).replace(SAY_ALONE, ", or say --oversize alone")) from error
     if options.json is not None:
         figures = {name: value for name, value in asdict(outcome).items() if name not in ("stay", "dealt")}
         ways = [asdict(outcome.stay), asdict(outcome.dealt)]
