@@ -367,6 +367,8 @@ FILLING = replace(
 def test_failures_and_urges_are_kept() -> None:
     """Spec: R5.8, R5.9."""
     assert transition(CONFIG, IN_COUNT, LocalFailed("disk")) == (replace(IN_COUNT, failure="disk"), ())
+    stopped = replace(IN_COUNT, is_stopped=True)
+    assert transition(CONFIG, stopped, LocalFailed("disk")) == (replace(stopped, failure="disk"), ())
     assert transition(CONFIG, IN_COUNT, LocalFailed("")) == (replace(IN_COUNT, failure="unknown failure"), ())
     failed = replace(FILLING, failure="disk")
     assert transition(CONFIG, failed, LocalFailed("net")) == (failed, ())

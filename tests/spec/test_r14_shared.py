@@ -60,6 +60,7 @@ def test_what_is_carried_counts_by_its_tokens() -> None:
     assert compute_want(8, samples=8, tokens=80, carried_tokens=30) == 5
     assert compute_want(8, samples=8, tokens=80, carried_tokens=31) == 4
     assert compute_want(4, samples=8, tokens=80, carried_tokens=80) == 0
+    assert compute_want(8, samples=8, tokens=2**60, carried_tokens=2**59 + 1) == 3, "exact, not in floats"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from odb_ref.core.events import Agreed, Collated, Counted, SamplesRead
 from odb_ref.core.machine import start, transition
 from odb_ref.core.resume import RoundStart
 from odb_ref.core.rounds import compute_round_target
-from odb_ref.core.state import State
+from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode
 from tests.helpers.world import AnyOrder, ByArrival, Fault, World, make_config, make_shard
 
@@ -110,6 +110,21 @@ def test_a_budget_that_changes_changes_no_update(
     faults = [Fault("accept", seed % 2, after, tokens=tokens)]
     world = make_world(lengths, 2, size, is_shared=is_shared, schedule=ByArrival(seed, faults)).run()
     assert list_updates(world) == list_expected(len(lengths), size)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_padding_is_bounded_by_the_budget_in_force(seed: int) -> None:
+    """Spec: R16.3, R15.1. A lower budget allows less padding too."""
+    rng = random.Random(seed)
+    faults = [Fault("accept", seed % 2, rng.randint(0, 20), tokens=rng.randint(6, 15))]
+    lengths = [rng.randint(1, 10) for _ in range(40)]
+    world = make_world(lengths, 2, 16, padding_share=4, schedule=ByArrival(seed, faults))
+    while world.step():
+        for node in world.nodes:
+            config, state = node.machine.config, node.machine.state
+            most = config.compute_round_bounds(state.agreed_tokens)[0] // 4
+            for group in state.groups if state.phase is Phase.OFFER else ():
+                assert config.layout.compute_tokens(group) - sum(sample.length for sample in group) <= most
 
 
 @given(LENGTHS, st.integers(1, 3), st.integers(0, 9), st.booleans(), st.integers(0, 9999))
