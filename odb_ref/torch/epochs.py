@@ -101,7 +101,7 @@ class Epochs(Generic[Batch]):
             return self._order.count_updates()
         if (bound := self._compute_bound()) is not None:
             return bound
-        advice = "for a bound, pass Batching(len_bound=); " * (self.update_samples is None)
+        advice = "for a bound, pass Batching(len_bound=); " if self.update_samples is None else ""
         raise TypeError(
             "an ODBDataLoader has no length: the number of steps in an epoch depends on the samples' lengths, which are known "
             f"only when the samples are read ({advice}for progress, use StepInfo.progress). "

@@ -77,19 +77,24 @@ class Cursor:
         """True if the next step was trained on before the state was saved."""
         return self.next_step < self.first_step
 
-    def plan(self, planned: PlannedRound) -> bool:
-        """Adds a planned round. Returns False if it has other samples than when its last step was taken that was trained on
-        before the state was saved. Spec: R10.4.
+    def is_as_saved(self, planned: PlannedRound) -> bool:
+        """Returns False if the next round to plan holds the last step that was trained on before the state was saved, and is
+        not the round that held it then. Spec: R10.4.
         """
-        is_as_saved = True
+        if not planned.steps or not planned.steps[0].number < self.first_step <= planned.steps[-1].number + 1:
+            return True
+        ledger = Ledger(self.next_start)
+        for step in planned.steps[: self.first_step - planned.steps[0].number]:
+            ledger.note_taken(step.number, [sample.position for sample in step.group])
+        return (ledger.compute_checkpoint(), planned.compute_digest()) == (self._start.checkpoint, self._start.digest)
+
+    def plan(self, planned: PlannedRound) -> None:
+        """Adds a planned round."""
         if planned.steps:
             self._rounds.append(planned)
-            if planned.steps[0].number < self.first_step <= planned.steps[-1].number + 1:
-                is_as_saved = planned.compute_digest() == self._start.digest
         self.next_start = planned.next_start
         self._ledger.note_round(planned.next_start)
         self._carried[planned.next_start.round] = planned.carried_places
-        return is_as_saved
 
     def advance(self) -> Step:
         """Moves past the next step, which must be planned, and returns it."""

@@ -314,8 +314,9 @@ class EpochDriver:
             known_places=self._compute_known(begun, begins),
             carried_places=tuple(map(self.quarantine.places.get_place, carried)),
         )
-        if not self.cursor.plan(planned):
+        if not self.cursor.is_as_saved(planned):
             self.on_error(CHANGED, OdbError(CHANGED))
+        self.cursor.plan(planned)
 
     def _compute_known(self, begun: RoundStart, begins: RoundStart) -> int:
         """Returns the number of places in the rank's order that determine the steps up to the end of a round. Spec: R11.3."""

@@ -125,12 +125,14 @@ class Block:
         carried += np.repeat(offsets, self._held_counts)
         self._held = encode_samples(workload.tokens[carried], carried)
         window = min(config.window_samples, HUGE)
-        shards = zip(self._known.tolist(), self._ends.tolist(), strict=True)
-        self._readers = [WindowReader(costs.loader, workload.tokens[first:end], window) for first, end in shards]
+        self._readers: list[WindowReader] = []
         self._draw_readers: list[OrderReader] = []
-        """Read the samples drawn from a common order, in place of the others."""
-        if config.shared_samples is not None:
-            self._readers, self._draw_readers = [], [OrderReader(costs.loader, workload.tokens) for _ in ranks]
+        """Read the samples drawn from a common order. There are readers of one kind only."""
+        if config.shared_samples is None:
+            shards = zip(self._known.tolist(), self._ends.tolist(), strict=True)
+            self._readers = [WindowReader(costs.loader, workload.tokens[first:end], window) for first, end in shards]
+        else:
+            self._draw_readers = [OrderReader(costs.loader, workload.tokens) for _ in ranks]
         self.wants = compute_wanted(config, starts[0].round if starts else 0, self._held_counts, self._is_ended)
         """The number of samples for which each rank has room."""
         self.rank_tokens: Integers = np.zeros(len(ranks), dtype=np.int64)
