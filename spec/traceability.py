@@ -120,6 +120,10 @@ def read_sources() -> Sources:
         sources.properties[name] = tuple(sorted(set(ids), key=_order))
         if missing := re.search(r"^Not proved: (.*?)\.$", section, re.MULTILINE | re.DOTALL):
             sources.unproved[name] = " ".join(missing[1].split())
+    for names, missing_of_all in re.findall(r"^Not proved of ([^:]*): (.*?)\.$", text, re.MULTILINE | re.DOTALL):
+        for name in re.findall(_NAME, names):
+            own = [sources.unproved[name]] if name in sources.unproved else []
+            sources.unproved[name] = "; ".join([" ".join(missing_of_all.split()), *own])
     sources.non_properties = tuple(re.findall(r"^\| (NP\d+) \|", text, re.MULTILINE))
     for package in ("odb_ref", "simulator"):
         sources.code += _read_claims(ROOT / package)
