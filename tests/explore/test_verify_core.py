@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -12,7 +13,7 @@ from odb_sim.cli.main import main
 from odb_sim.explore.weights import WeightJudge
 from odb_sim.verify import core_copy
 from odb_sim.verify.core_copy import verify_core
-from odb_sim.verify.stages import Finding, Stage
+from odb_sim.verify.stages import OF_THE_WORLD, Finding, Stage
 from odb_sim.verify.verdict import compute_verdicts
 
 from odb_ref.core.batching.weighting import Weighting
@@ -178,10 +179,16 @@ def test_what_a_failing_test_checks_is_read_from_it(case: str, checked: list[str
     assert core_copy._list_checked(CORE.parents[1], case) == checked
 
 
+def test_each_property_has_its_row() -> None:
+    """PEERS had none, and UPDATE only if something else failed. PLAN is not of the core."""
+    named = re.findall(r"^### (\S+)$", (CORE.parents[1] / "spec" / "properties.md").read_text(), re.MULTILINE)
+    tested = {name: [suite.name for suite in core_copy._SUITES if name in suite.judges] for name in named}
+    assert {name for name, by in tested.items() if not by} == {*OF_THE_WORLD, "PLAN"}
+    assert tested["RESUME"] == tested["PEERS"] == ["unit", "magnitudes"]
+    assert any(text.startswith("PLAN: ") for text in core_copy.NOT_OF_THE_CORE)
+
+
 def test_resuming_is_judged_and_named() -> None:
-    """No stage of worlds does: the tests of two stages do."""
-    judging = [suite.name for suite in core_copy._SUITES if "RESUME" in suite.judges]
-    assert judging == ["unit", "magnitudes"]
     finding = Finding(property="RESUME", detail="", case="")
     stage = Stage(name="magnitudes", covered="", properties=("AS-JUDGED",), seconds=0, findings=(finding,))
     assert compute_verdicts([stage])["RESUME"] == ("VIOLATED", "magnitudes")

@@ -72,12 +72,12 @@ def _walk_code(bounds: Bounds) -> tuple[int, set[Label], set[Edge]]:
                 todo.append(after)
             edges.add((labels[world], decode(code).act.name, labels[after]))
     # A space numbers answers by what was posted, so equal answers may have two numbers. Here they are one world. Likewise, only
-    # the explorer's own checks remember since when a budget is in force, or when a loader was lost.
+    # the explorer's own checks remember since when a budget is in force, or that an offer has to tell of a failure.
     worlds = {
         (
             space.get_answer(w),
             space.get_shared(w)._replace(answer=0),
-            tuple(replace(rank, budgets=(), is_late=False) for rank in space.get_ranks(w)),
+            tuple(replace(rank, budgets=(), is_due=False) for rank in space.get_ranks(w)),
         )
         for w in labels
     }

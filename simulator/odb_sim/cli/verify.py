@@ -126,11 +126,15 @@ def _conclude(
     if findings:
         print(f"\nrefuted: {', '.join(dict.fromkeys(finding.property for finding in findings))}")
         return 1
-    remedies = "".join(f"; {stage.name} can be judged after: {stage.remedy}" for stage in stages if stage.remedy)
-    print(
-        f"\nnot judged: {', '.join(unjudged)}{remedies}" if unjudged else "\neverything holds, as far as it was checked"
-    )
-    return 3 if unjudged else 0
+    if unjudged:
+        remedies = "".join(f"; {stage.name} can be judged after: {stage.remedy}" for stage in stages if stage.remedy)
+        print(f"\nnot judged: {', '.join(unjudged)}{remedies}")
+        return 3
+    print("\neverything holds, as far as it was checked")
+    if "rule" in asked:
+        policies = ",".join(dict.fromkeys(("standard", "odb", asked["rule"])))
+        print(f"how good the rule is: odb-ref compare mm_mix_real --policy {policies}")
+    return 0
 
 
 def _print_item(name: str, text: str) -> None:

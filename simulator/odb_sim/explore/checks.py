@@ -313,8 +313,11 @@ def check_end(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
     causes = [(i, cause) for i, rank in enumerate(ranks) for cause in rank.causes]
     left = [i for i, rank in enumerate(ranks) if rank.is_left]
     gone = [i for i, rank in enumerate(ranks) if rank.is_gone]
+    due = [rank.causes[0] for rank in ranks if rank.is_due]
     for outcome in outcomes:
         match outcome.kind:
+            case OutcomeKind.COMPLETE | OutcomeKind.STOPPED if due:
+                raise Breach("ABORT", f"a failure is forgotten, though its rank offers again: {due[0]}; {outcome}")
             case OutcomeKind.FAILED if (outcome.rank, outcome.cause) not in causes:
                 raise Breach("ABORT", f"nothing failed as the outcome says: {outcome}")
             case OutcomeKind.STOPPED if outcome.rank not in left:
@@ -331,9 +334,6 @@ def check_end(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
                 _check_complete(bounds, ranks)
             case _:
                 pass
-    due = [cause for rank in ranks for cause in (rank.causes[:-1] if rank.is_late else rank.causes)]
-    if due and all(outcome.kind is OutcomeKind.COMPLETE for outcome in outcomes) and outcomes:
-        raise Breach("ABORT", f"a failure is forgotten: {due[0]}")
 
 
 def _check_stopped(ranks: Sequence[ExploredRank], outcome: Outcome) -> None:

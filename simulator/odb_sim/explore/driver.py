@@ -125,8 +125,7 @@ class RankDriver:
                 return self._handle(replace(rank, is_left=True, is_inside=True), ConsumerStopped())
             case Act.LOSE_LOADER:
                 cause = f"the loader of rank {self.config.rank} is gone"
-                is_late = rank.state.phase in (Phase.OFFER, Phase.DRAIN)
-                rank = replace(rank, is_loader_lost=True, is_late=is_late, causes=(*rank.causes, cause))
+                rank = replace(rank, is_loader_lost=True, causes=(*rank.causes, cause))
                 return self._handle(replace(rank, reading=0, collating=None), LocalFailed(cause))
             case Act.ACCEPT:
                 told = replace(rank, coming=rank.coming[1:])
@@ -194,7 +193,9 @@ class RankDriver:
             self.core.check(self.config, rank.state, state)
         except OdbError as error:
             raise Breach(name_property(error), f"rank {self.config.rank}, {type(event).__name__}: {error}") from error
-        rank = replace(rank, state=state)
+        # Another offer follows, unless the rank has posted its last one or loses the exchange.
+        is_due = bool(rank.causes) and not {rank.state.phase, state.phase}.isdisjoint((Phase.FILL, Phase.COUNT))
+        rank = replace(rank, state=state, is_due=rank.is_due or is_due)
         if isinstance(event, Counted):
             # Before the effects, so that the schedule's answer for the round that begins now is in its offer.
             rank = self._accept(rank, rank.acceptance.ask(state.planned_steps, state.agreed_tokens))

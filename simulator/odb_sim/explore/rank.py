@@ -80,8 +80,8 @@ class ExploredRank:
     is_gone: bool = False
     is_loader_lost: bool = False
     """The process that reads and collates is gone, so present and later requests are not answered."""
-    is_late: bool = False
-    """The loader process was lost after an offer, whose agreement may end the epoch first, or after the last agreement."""
+    is_due: bool = False
+    """History: the rank has failed, and posts an offer after that, which has to say so."""
 
     @property
     def has_step(self) -> bool:

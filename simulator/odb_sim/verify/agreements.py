@@ -134,12 +134,12 @@ def iterate_around(constants: Sequence[int], seed: int) -> Iterator[Offer]:
                 "budget_min",
             ):
                 for agreement in iterate_large(_AROUND, draw.getrandbits(32)):
-                    changed = _fit(agreement, name, value)
+                    changed = fit(agreement, name, value)
                     if is_possible(changed):
                         yield changed
 
 
-def _fit(agreement: Offer, name: str, value: int) -> Offer:
+def fit(agreement: Offer, name: str, value: int) -> Offer:
     """Returns the agreement with one number changed, and the others adjusted where necessary."""
     changed = replace(agreement, **{name: value})
     if name == "round_max":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
 from odb_ref.core.batching.rules import RULES, compute_bounds
 from odb_ref.core.offer import Offer
-from odb_sim.verify.agreements import is_possible
+from odb_sim.verify.agreements import fit, is_possible
 from odb_sim.verify.guard import CHANGES, OUTSIDE
 from odb_sim.verify.rule_client import PROCESSES, Answer, RuleProcesses
 
@@ -75,14 +75,13 @@ def _shrink(ask: Ask, agreement: Offer) -> Offer:
 
 
 def _iterate_lower(agreement: Offer, name: str) -> list[Offer]:
-    """Returns the agreement with one number lowered, from the lowest value up."""
+    """Returns the agreement with one number lowered, and others to match, from the lowest value up."""
     value: int = getattr(agreement, name)
     lower = {*range(min(value, _NEAR)), *range(max(0, value - _NEAR), value)}
     lower |= {value - (value >> shift) for shift in range(1, value.bit_length())}
-    tried = [replace(agreement, **{name: number}) for number in sorted(lower)]
-    if name == "round_max":
-        tried = [replace(one, round_min=one.round_max) for one in tried]
-    return tried
+    tried = (fit(agreement, name, number) for number in sorted(lower))
+    # A number that is NONE has lower ones for which others must be higher.
+    return [one for one in tried if one.groups_max <= agreement.groups_max and one.samples_max <= agreement.samples_max]
 
 
 def check_purity(rule: RuleProcesses, agreements: Sequence[Offer], answers: Sequence[Answer]) -> Refutation | None:

@@ -38,10 +38,12 @@ from odb_sim.studies.runs import Driver, Run, run
 OF_THE_RULE: Final = ("RULE-BOUNDS", "RULE-PURE", "RULE-NAME")
 OF_THE_WORLD: Final = (
     *("ALIGN", "CONSERVE", "COVER", "ONCE", "QUOTA", "FREE", "TERM", "ABORT"),
-    *("RELEASE", "STOP", "BUDGET", "FEWEST", "AGE", "WEIGHT", "REPLAY"),
+    *("RELEASE", "STOP", "BUDGET", "SIZES", "FEWEST", "AGE", "ORDER", "WEIGHT", "REPLAY", "UPDATE", "DEAL"),
 )
 PROPERTIES: Final = (*OF_THE_RULE, *OF_THE_WORLD)
-"""All properties judged of a rule. RESUME is not among them, because nothing in a checkpoint depends on a pure rule."""
+"""All properties judged of a rule. RESUME and PEERS are not among them: nothing in a checkpoint, and nothing that a peer
+does for itself, depends on a pure rule.
+"""
 
 WORLDS: Final = 150
 TRACES: Final = ("azure_llm_2023_conv", "gsm8k", "mm_mix_real")
@@ -217,7 +219,7 @@ def run_random_worlds(
         name="properties",
         covered=f"{len(sampled)} worlds, {transitions:,} transitions",
         ranges=ranges,
-        properties=(OF_THE_RULE[0], *OF_THE_WORLD),
+        properties=tuple(item for item in (OF_THE_RULE[0], *OF_THE_WORLD) if item != "SIZES"),  # no world has any
         seconds=time.perf_counter() - began,
         findings=() if smallest is None else (smallest,),
         skipped="" if found or len(sampled) == worlds else f"time for {len(sampled)} worlds of {worlds} only",
@@ -268,7 +270,7 @@ def check_runs(name: str, whats: Sequence[Run], told: str, limit_s: float = _UNL
         name=name,
         covered=f"{runs} runs, {steps:,} steps",
         ranges=f"{runs} simulated {told}, at most {rounds} rounds",
-        properties=tuple(item for item in (*PROPERTIES, "SIZES", "ORDER", "DEAL", "UPDATE") if item in judged),
+        properties=tuple(item for item in PROPERTIES if item in judged),
         seconds=time.perf_counter() - began,
         findings=tuple(findings),
         skipped=skipped,

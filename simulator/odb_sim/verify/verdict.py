@@ -16,10 +16,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
+from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import Offer
+from odb_sim.explore.scenario import replay
 from odb_sim.verify.agreements import (
     GROUPS,
     LARGE,
@@ -101,11 +105,24 @@ def verify(rule: RuleProcesses, name: str, *, seed: int = 0) -> Iterator[Stage]:
     named = _judge("name", covered, ranges, NAME, lambda: check_name(rule, agreements, answers))
     unvaried = ", ".join(first.unvaried)
     yield replace(named, skipped=f"no other value was tried of its parameters: {unvaried}" if unvaried else "")
-    yield explore_small_worlds(rule, name)
-    yield run_random_worlds([rule], name, seed)
+    for run in (partial(explore_small_worlds, rule, name), partial(run_random_worlds, [rule], name, seed)):
+        found = run()
+        yield replace(found, findings=tuple(map(_keep_what_replays, found.findings)))
     simulated = simulate_traces(rule, seed)
     kept = None if pure.findings else check_state(rule)
     yield replace(simulated, findings=(*simulated.findings, _describe(kept))) if kept else simulated
+
+
+def _keep_what_replays(finding: Finding) -> Finding:
+    """Returns the finding, without its schedule if nothing is violated there by a rule that was not asked before."""
+    if finding.scenario is None:
+        return finding
+    with RuleProcesses(finding.scenario.rule) as fresh, suppress(UsageError):  # that the schedule is no longer possible
+        bounds = replace(finding.scenario.bounds, rule=fresh)
+        if any(moment.violation for moment in replay(replace(finding.scenario, bounds=bounds))):
+            return finding
+    case = f"{finding.case}; not saved, because it depends on what the rule was asked before"
+    return replace(finding, case=case, scenario=None)
 
 
 def compute_agreements(constants: Sequence[int], seed: int) -> list[Offer]:
