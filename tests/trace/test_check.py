@@ -183,7 +183,7 @@ def test_a_rank_that_was_killed_needs_no_finish_when_the_others_say_so(tmp_path:
 
 def test_a_folder_is_judged_with_its_compressed_traces(tmp_path: Path) -> None:
     (path,) = run(tmp_path / "t.ndjson.gz")
-    path.write_bytes(path.read_bytes()[:-20])
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert {item.property for item in check_traces([tmp_path]).violations} == {Property.FREE}
 
 
@@ -207,7 +207,7 @@ def test_what_may_have_followed_a_finish_is_said(suffix: str, end: bytes, tmp_pa
     path.write_bytes(data[:-8] if suffix else data + end)
     verdict = check_traces([path])
     assert verdict.violations == ()
-    assert verdict.jobs[0].unsaid == (*before, f"whether anything followed: {path} ends inside a line, after a finish")
+    assert verdict.jobs[0].unsaid == (*before, f"whether anything followed: {path} ends inside a line")
 
 
 def test_answers_that_no_order_of_events_can_explain_are_refused(tmp_path: Path) -> None:

@@ -156,11 +156,6 @@ def finish_twice(trace: Tampered) -> None:
     record["effects"].append(effect)
 
 
-@lie("FREE")
-def lose_the_last_step_taken(trace: Tampered) -> None:
-    trace.drop(trace.answers("step_taken", 1)[-1])
-
-
 @lie("ABORT", FAIL)
 def end_one_rank_otherwise(trace: Tampered) -> None:
     trace.effects("finish", 2)[0]["outcome"]["cause"] = "something else"
@@ -274,7 +269,7 @@ def leave_before_the_last_steps(trace: Tampered) -> None:
     later["effects"] += stopped["effects"]
 
 
-@lie("STOP", STOP)
+@lie("FREE STOP", STOP)
 def allow_more_steps_than_the_leaver_took(trace: Tampered) -> None:
     for effect in trace.effects("finish"):
         effect["step_limit"] += 3
