@@ -325,6 +325,19 @@ def test_the_command_says_what_holds(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [row.split()[0] for row in rows[:-1]] == [str(item) for item in Property]
 
 
+def test_the_command_counts_the_samples_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All else holds of the other samples, however many these are. Spec: R9.6."""
+    (path,) = run(tmp_path / "t")
+    for number in (0, 2):
+        trace = Tampered(path)
+        trace.header.pop("inputs", None)  # whose digests would include them
+        events = [{"kind": "set_aside", "id": 77 + place, "place": place} for place in range(number)]
+        trace.records[3:3] = [{"rank": 0, "event": event, "effects": []} for event in events]
+        assert main(["check", str(trace.write(path)), "--json", str(tmp_path / "verdict")]) == 0
+        assert (f" samples, {number} set aside; outcome" in capsys.readouterr().out) == bool(number)
+        assert json.loads((tmp_path / "verdict").read_text())["jobs"][0]["set_aside"] == number
+
+
 def test_the_command_says_what_does_not_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = run(tmp_path / "t")
     trace = Tampered(path)

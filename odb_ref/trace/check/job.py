@@ -187,6 +187,7 @@ class Job:
             rounds=self._rounds.count,
             steps=self._rounds.total_steps - self._rounds.steps_before,
             samples=self._rounds.total_samples - self._rounds.planned_samples_before,
+            set_aside=sum(account.set_aside.samples for account in own.accounts.values()),
             outcome="; ".join(sorted({finish.outcome for _, finish in finishes})) or "unfinished",
             properties=self._findings.judge(not_applicable, ignored),
             violations=self._findings.get_violations(ignored),
