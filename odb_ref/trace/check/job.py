@@ -279,13 +279,13 @@ class Job:
             self._findings.violate(Property.STOP, what, rank=finish.rank)
 
     def _judge_lockstep(self, ranks: Sequence[RankChecker]) -> None:
-        """Judges STOP: consumers take steps together (A5), so none begins two more than one that has left or ended. With
+        """Judges STOP: consumers take steps together (A5), so none begins two more than one that has left or ended LOST. With
         updates this counts updates, because a trainer may not synchronise inside one.
         """
-        ended = [rank for rank in ranks if rank.output.has_left or rank.output.finish is not None]
-        if not ended:
+        out = [rank for rank in ranks if rank.output.is_out]
+        if not out:
             return
-        first = min(ended, key=lambda rank: rank.output.taken_steps)
+        first = min(out, key=lambda rank: rank.output.taken_steps)
         fewest = first.output.taken_steps
         for rank in ranks:
             is_right = rank.output.begun_updates <= first.output.taken_updates + 1
@@ -380,7 +380,7 @@ class Job:
         for rank in sorted(ranks, key=lambda rank: rank.output.taken_steps):
             taken, handed_out = rank.output.taken_steps, rank.output.delivered_steps
             if rank.output.is_with_consumer and taken < min(handed_out, fewest_left):
-                what = f"rank {rank.rank} took {taken} of the {handed_out} steps that its loader handed out"
+                what = f"of the {handed_out} steps that rank {rank.rank}'s loader handed out, its trace shows {taken} as taken"
                 yield f"whether a trainer was killed or is stuck: {what}"
                 break  # the others wait for it
         if all(rank.output.is_with_consumer for rank in ranks):
