@@ -183,7 +183,7 @@ def test_a_rank_that_was_killed_needs_no_finish_when_the_others_say_so(tmp_path:
 
 def test_a_folder_is_judged_with_its_compressed_traces(tmp_path: Path) -> None:
     (path,) = run(tmp_path / "t.ndjson.gz")
-    path.write_bytes(path.read_bytes()[:-20])
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert {item.property for item in check_traces([tmp_path]).violations} == {Property.FREE}
 
 
@@ -207,7 +207,7 @@ def test_what_may_have_followed_a_finish_is_said(suffix: str, end: bytes, tmp_pa
     path.write_bytes(data[:-8] if suffix else data + end)
     verdict = check_traces([path])
     assert verdict.violations == ()
-    assert verdict.jobs[0].unsaid == (*before, f"whether anything followed: {path} ends inside a line, after a finish")
+    assert verdict.jobs[0].unsaid == (*before, f"whether anything followed: {path} ends inside a line")
 
 
 def test_answers_that_no_order_of_events_can_explain_are_refused(tmp_path: Path) -> None:
@@ -323,6 +323,19 @@ def test_the_command_says_what_holds(tmp_path: Path, capsys: pytest.CaptureFixtu
     unsaid = "  not known: whether an epoch was trained on twice, or left out: the header does not name its run"
     assert rows[-1] == unsaid
     assert [row.split()[0] for row in rows[:-1]] == [str(item) for item in Property]
+
+
+def test_the_command_counts_the_samples_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All else holds of the other samples, however many these are. Spec: R9.6."""
+    (path,) = run(tmp_path / "t")
+    for number in (0, 2):
+        trace = Tampered(path)
+        trace.header.pop("inputs", None)  # whose digests would include them
+        events = [{"kind": "set_aside", "id": 77 + place, "place": place} for place in range(number)]
+        trace.records[3:3] = [{"rank": 0, "event": event, "effects": []} for event in events]
+        assert main(["check", str(trace.write(path)), "--json", str(tmp_path / "verdict")]) == 0
+        assert (f" samples, {number} set aside; outcome" in capsys.readouterr().out) == bool(number)
+        assert json.loads((tmp_path / "verdict").read_text())["jobs"][0]["set_aside"] == number
 
 
 def test_the_command_says_what_does_not_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

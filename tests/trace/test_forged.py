@@ -328,6 +328,63 @@ def test_what_a_killed_rank_took_is_said_where_its_trace_cannot_show_it(tmp_path
     assert "whether rank 0 took more than 1 steps: its trace has no finish" in verdict.jobs[0].unsaid
 
 
+def kill_a_trainer_in_its_last_step(trace: Tampered) -> str:
+    """Returns what is said of it, or an empty text if the trace is to be refused."""
+    trace.drop(trace.answers("step_taken", 1)[-1])
+    return "of the 15 steps that rank 1's loader handed out, its trace shows 14 as taken"
+
+
+def kill_a_process_that_had_not_written_the_steps_taken(trace: Tampered) -> str:
+    """The other ranks have written theirs."""
+    place = trace.records.index(find(trace, "finish", 1)[0]) + 1
+    trace.records[place:] = [record for record in trace.records[place:] if record["rank"] != 1]
+    return "of the 15 steps that rank 1's loader handed out, its trace shows 13 as taken"
+
+
+def kill_a_rank_at_its_last_agreement(trace: Tampered) -> str:
+    """All that is left to do there is to hand out steps: the queue is full."""
+    keep_before_last_agreement(trace, and_more=1)
+    return "of the 14 steps that rank 1's loader handed out, its trace shows 12 as taken"
+
+
+def stop_a_loader_before_its_last_agreement(trace: Tampered) -> str:
+    keep_before_last_agreement(trace)
+    return ""
+
+
+def stop_a_loader_that_has_room_in_its_queue(trace: Tampered) -> str:
+    kill_a_rank_at_its_last_agreement(trace)
+    trace.records.append({"rank": 1, "event": {"kind": "step_taken"}, "effects": []})
+    return ""
+
+
+def keep_before_last_agreement(trace: Tampered, and_more: int = 0) -> None:
+    """Drops all later records of rank 1, except ``and_more``."""
+    place = trace.records.index(trace.answers("agreed", 1)[-1]) + and_more
+    trace.records[place:] = [record for record in trace.records[place:] if record["rank"] != 1]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        kill_a_trainer_in_its_last_step,
+        kill_a_process_that_had_not_written_the_steps_taken,
+        kill_a_rank_at_its_last_agreement,
+        stop_a_loader_before_its_last_agreement,
+        stop_a_loader_that_has_room_in_its_queue,
+    ],
+)
+def test_a_loader_that_has_done_its_part_is_not_blamed_for_its_trainer(
+    end: Callable[[Tampered], str], tmp_path: Path
+) -> None:
+    """A trace cannot tell a trainer that was killed from one that is stuck. Checks: FREE."""
+    trace = run(tmp_path / "t", depth_steps=2)
+    said = end(trace)
+    verdict = check_traces([trace.write(tmp_path / "t")])
+    assert {str(item.property) for item in verdict.violations} == (set() if said else {"FREE"})
+    assert (f"whether a trainer was killed or is stuck: {said}" in verdict.jobs[0].unsaid) == bool(said)
+
+
 # Peers: the processes of one rank write separate traces, which must contain the same steps. Spec: R17.5.
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from odb_ref.core.offer import Offer
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.helpers.tamper import Tampered
 from tests.helpers.world import make_configs, run_by_arrival
-from tests.trace.lies import FAIL, LIMITS, QUOTA, SHARDS, STOP, Lie, Lies, configure, find_broken, run, tell
+from tests.trace.lies import FAIL, LIMITS, QUOTA, SHARDS, STOP, Change, Lie, Lies, configure, find_broken, run, tell
 from tests.trace.said import check_said
 
 SHARED: dict[str, Any] = {"shared_samples": sum(map(len, SHARDS)), "max_age_rounds": 3}
@@ -155,11 +156,6 @@ def finish_twice(trace: Tampered) -> None:
     record["effects"].append(effect)
 
 
-@lie("FREE")
-def lose_the_last_step_taken(trace: Tampered) -> None:
-    trace.drop(trace.answers("step_taken", 1)[-1])
-
-
 @lie("ABORT", FAIL)
 def end_one_rank_otherwise(trace: Tampered) -> None:
     trace.effects("finish", 2)[0]["outcome"]["cause"] = "something else"
@@ -273,7 +269,7 @@ def leave_before_the_last_steps(trace: Tampered) -> None:
     later["effects"] += stopped["effects"]
 
 
-@lie("STOP", STOP)
+@lie("FREE STOP", STOP)
 def allow_more_steps_than_the_leaver_took(trace: Tampered) -> None:
     for effect in trace.effects("finish"):
         effect["step_limit"] += 3
@@ -456,6 +452,19 @@ def move_a_sample_to_another_step(trace: Tampered) -> None:
     steps = max((effect["steps"] for effect in trace.effects("collate", 0)), key=len)
     from_, to = (step["positions"] for step in steps[:2])
     to.append(from_.pop())
+
+
+@pytest.mark.parametrize(("change", "property_"), [(exchange_two_steps, "ORDER"), (renumber_a_step, "ALIGN")])
+def test_what_is_wrong_with_the_steps_of_a_round_is_said_of_that_round(
+    change: Change, property_: str, tmp_path: Path
+) -> None:
+    """The rank, which has been told the sums of the round, is in the next one."""
+    trace = run(tmp_path / "t")
+    before = copy.deepcopy(trace.effects("collate", 0))
+    change(trace)
+    number = next(old["round"] for old, new in zip(before, trace.effects("collate", 0), strict=True) if old != new)
+    told = check_traces([trace.write(tmp_path / "t")]).violations
+    assert {(str(item.property), item.round) for item in told} == {(property_, number)}
 
 
 @pytest.mark.parametrize("told", lie, ids=str)

@@ -161,11 +161,9 @@ class Job:
         finishes = [(rank, rank.output.finish) for rank in ranks if rank.output.finish is not None]
         self._judge_ends(ranks)
         self._judge_outcomes(finishes)
-        left = (rank.output.taken_steps for rank in ranks if rank.output.is_out or self._is_lost(rank.rank))
-        fewest_left = min(left, default=NONE)
         self._judge_lockstep(ranks)
         for rank, finish in finishes:
-            self._judge_finish(rank, finish, fewest_left)
+            self._judge_finish(rank, finish)
         self._judge_rounds(ranks)
         self._judge_draws(ranks)
         self._judge_inputs(own)
@@ -189,6 +187,7 @@ class Job:
             rounds=self._rounds.count,
             steps=self._rounds.total_steps - self._rounds.steps_before,
             samples=self._rounds.total_samples - self._rounds.planned_samples_before,
+            set_aside=sum(account.set_aside.samples for account in own.accounts.values()),
             outcome="; ".join(sorted({finish.outcome for _, finish in finishes})) or "unfinished",
             properties=self._findings.judge(not_applicable, ignored),
             violations=self._findings.get_violations(ignored),
@@ -224,13 +223,13 @@ class Job:
         return number in lost or None in lost
 
     def _judge_ends(self, ranks: Sequence[RankChecker]) -> None:
-        """Judges FREE: every rank must finish, except one whose loss the others report."""
+        """Judges FREE: every rank must finish, except one whose loss the others report, or which waits for its consumer."""
         followed = {rank.rank: rank for rank in ranks}
         cut = [str(stream.path) for stream in self._streams if stream.is_cut]
         for number in range(self._header.world_size):
             self._findings.checked[Property.FREE] += 1
             rank = followed.get(number)
-            if (rank is not None and rank.output.finish is not None) or self._is_lost(number):
+            if (rank is not None and rank.output.is_with_consumer) or self._is_lost(number):
                 continue
             if rank is None:
                 self._findings.violate(Property.FREE, "no trace of this rank", rank=number)
@@ -280,13 +279,13 @@ class Job:
             self._findings.violate(Property.STOP, what, rank=finish.rank)
 
     def _judge_lockstep(self, ranks: Sequence[RankChecker]) -> None:
-        """Judges STOP: consumers take steps together (A5), so none begins two more than one that has left or ended. With
+        """Judges STOP: consumers take steps together (A5), so none begins two more than one that has left or ended LOST. With
         updates this counts updates, because a trainer may not synchronise inside one.
         """
-        ended = [rank for rank in ranks if rank.output.has_left or rank.output.finish is not None]
-        if not ended:
+        out = [rank for rank in ranks if rank.output.is_out]
+        if not out:
             return
-        first = min(ended, key=lambda rank: rank.output.taken_steps)
+        first = min(out, key=lambda rank: rank.output.taken_steps)
         fewest = first.output.taken_steps
         for rank in ranks:
             is_right = rank.output.begun_updates <= first.output.taken_updates + 1
@@ -294,8 +293,8 @@ class Job:
             what = "" if is_right else what + "not in lockstep"
             self._note((Property.STOP, what), rank.rank, rank.round, fewest + 1)
 
-    def _judge_finish(self, rank: RankChecker, finish: TracedFinish, fewest_left: int) -> None:
-        """Judges a rank that has ended. ``fewest_left`` is the fewest steps taken by any rank that left the others."""
+    def _judge_finish(self, rank: RankChecker, finish: TracedFinish) -> None:
+        """Judges a rank that has ended."""
 
         def expect(is_true: bool, property_: Property, what: str) -> None:
             if is_true:
@@ -304,10 +303,8 @@ class Job:
                 self._findings.violate(property_, what, rank=rank.rank, round_=rank.round, step=rank.output.taken_steps)
 
         if not rank.output.has_left and finish.kind != OutcomeKind.LOST:
-            # A trainer whose peer has left waits in its own collective, which no loader can help.
-            limit = min(finish.step_limit, fewest_left)
-            what = f"{rank.output.taken_steps} steps taken of {limit}: deadlocked or cut off"
-            expect(rank.output.taken_steps >= limit, Property.FREE, what)
+            what = f"finishes with {rank.output.delivered_steps} of {finish.step_limit} steps handed out"
+            expect(rank.output.delivered_steps >= finish.step_limit, Property.FREE, what)
         if not rank.is_complete or rank.output.stopped_after is not None:
             return
         what = f"may take {finish.step_limit} steps, the ranks have planned {self._rounds.total_steps}"
@@ -368,7 +365,7 @@ class Job:
             self._note(judgement, number)
 
     def _list_doubts(self, ranks: Sequence[RankChecker]) -> Iterator[str]:
-        """Yields the losses that no trace can confirm, and the questions that a cut file leaves open. Spec: R7.5."""
+        """Yields the losses that no trace can confirm, and the questions that an early end leaves open. Spec: R7.5."""
         told = {lost: rank.rank for rank in reversed(ranks) for lost in rank.lost_peers}
         most = max((rank.output.taken_steps for rank in ranks), default=0)
         for rank in ranks:
@@ -378,10 +375,18 @@ class Job:
                 yield f"whether rank {rank.rank} was gone: rank {told[None]} was told of a loss, but not which rank was lost"
             if rank.output.finish is None and rank.output.taken_steps + 1 < most:
                 yield f"whether rank {rank.rank} took more than {rank.output.taken_steps} steps: its trace has no finish"
-        if all(rank.output.finish is not None for rank in ranks):
+        left = (rank.output.taken_steps for rank in ranks if rank.output.is_out or self._is_lost(rank.rank))
+        fewest_left = min(left, default=NONE)  # a trainer whose peer has left waits in its own collective
+        for rank in sorted(ranks, key=lambda rank: rank.output.taken_steps):
+            taken, handed_out = rank.output.taken_steps, rank.output.delivered_steps
+            if rank.output.is_with_consumer and taken < min(handed_out, fewest_left):
+                what = f"of the {handed_out} steps that rank {rank.rank}'s loader handed out, its trace shows {taken} as taken"
+                yield f"whether a trainer was killed or is stuck: {what}"
+                break  # the others wait for it
+        if all(rank.output.is_with_consumer for rank in ranks):
             for stream in self._streams:
                 if stream.is_cut:
-                    yield f"whether anything followed: {stream.path} ends inside a line, after a finish"
+                    yield f"whether anything followed: {stream.path} ends inside a line"
 
     def _note(self, judgement: Judgement, rank: int | None, round_: int | None = None, step: int | None = None) -> None:
         property_, what = judgement

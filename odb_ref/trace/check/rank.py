@@ -126,15 +126,17 @@ class RankChecker:
         at = self.round if round_ is None else round_
         self._findings.violate(property_, what, rank=self.rank, round_=at, step=step)
 
-    def _expect(self, is_true: bool, property_: Property, what: str, step: int | None = None) -> None:
+    def _expect(
+        self, is_true: bool, property_: Property, what: str, step: int | None = None, round_: int | None = None
+    ) -> None:
         if is_true:
             self._findings.checked[property_] += 1
         else:
-            self._violate(property_, what, step)
+            self._violate(property_, what, step, round_)
 
-    def _judge(self, judgements: Iterable[Judgement], step: int | None = None) -> None:
+    def _judge(self, judgements: Iterable[Judgement], step: int | None = None, round_: int | None = None) -> None:
         for property_, what in judgements:
-            self._expect(not what, property_, what, step)
+            self._expect(not what, property_, what, step, round_)
 
     def _begin(self, event: JsonObject | None) -> None:
         self._has_begun = True
@@ -342,9 +344,9 @@ class RankChecker:
                 self._violate(Property.TERM, "no rank has a sample in this step", step, self.round - 1)
 
     def _collate(self, number: int, steps: list[TracedStep]) -> None:
-        what = f"collates round {number}, not round {self.round - 1}, which was counted last"
-        self._expect(number == self.round - 1, Property.RELEASE, what)
-        number = self.round - 1
+        said, number = number, self.round - 1
+        what = f"collates round {said}, not round {number}, which was counted last"
+        self._expect(said == number, Property.RELEASE, what, round_=number)
         self._judge_numbers(number, steps)
         due = number - self.settings.max_age_rounds
         emitted = [step.positions for step in steps]
@@ -361,11 +363,11 @@ class RankChecker:
             self.planned.plan(number, ([step.number for step in steps], groups))
         if self.settings.update_samples is not None and steps:
             self.output.plan_update(self.planned_steps)
-        self._judge(self.input.updates.judge_carried(self.input.held, self.input.marks[number], number))
+        self._judge(self.input.updates.judge_carried(self.input.held, self.input.marks[number], number), round_=number)
         late, what = find_disorder(groups, len(self._posted_counts), number, self.settings)
-        self._expect(not what, Property.ORDER, what, steps[late].number if steps else None)
+        self._expect(not what, Property.ORDER, what, steps[late].number if steps else None, number)
         if len(steps) == len(self._posted_counts):  # a cut round is the last, so its want does not matter
-            self._judge(self.input.draws.judge_want(window, list(self.input.held.values()), number + 1))
+            self._judge(self.input.draws.judge_want(window, [*self.input.held.values()], number + 1), round_=number)
         judged = (Property.ONCE, Property.BUDGET, Property.SIZES, Property.WEIGHT, Property.AGE)
         self._findings.checked.update(dict.fromkeys(judged, len(steps)))
         if self.input.held and due >= 0 and not self.settings.is_quota:
@@ -377,13 +379,13 @@ class RankChecker:
     def _judge_numbers(self, number: int, steps: list[TracedStep]) -> None:
         first = self.planned_steps
         is_numbered = [step.number for step in steps] == list(range(first, first + len(steps)))
-        self._expect(is_numbered, Property.ALIGN, f"steps are not numbered from {first} on", first)
+        self._expect(is_numbered, Property.ALIGN, f"steps are not numbered from {first} on", first, number)
         posted = len(self._posted_counts)
         is_whole = len(steps) == posted or (self.settings.quota_samples is not None and len(steps) < posted)
-        self._expect(is_whole, Property.ALIGN, f"collates {len(steps)} steps, posted counts of {posted}", first)
+        self._expect(is_whole, Property.ALIGN, f"collates {len(steps)} steps, posted counts of {posted}", first, number)
         others = self._rounds.note_round(self.rank, number, self._counted, len(steps), self._findings)
         what = f"collates {len(steps)} steps, another rank {others}"
-        self._expect(len(steps) == others, Property.ALIGN, what, first)
+        self._expect(len(steps) == others, Property.ALIGN, what, first, number)
         # Continue as if missing steps were there, so that one mistake is not reported again in every later round.
         self.planned_steps = first + max(len(steps), others, 0 if self.settings.is_quota else posted)
 
@@ -404,7 +406,7 @@ class RankChecker:
         for property_, what in judge_step(step, group, self._budget.in_force, due_before=oldest, counts=(posted, told)):
             self._violate(property_, what, step.number, number)
         if self.settings.is_quota and self.input.updates.size is None:
-            self._expect(bool(step.positions), Property.QUOTA, "an idle step in quota mode", step.number)
+            self._expect(bool(step.positions), Property.QUOTA, "an idle step in quota mode", step.number, number)
         return group
 
     def _finish(self, finish: TracedFinish) -> None:

@@ -87,6 +87,8 @@ class JobVerdict:
     rounds: int
     steps: int
     samples: int
+    set_aside: int
+    """The samples that the traces say were set aside, which no trace can confirm."""
     outcome: str
     properties: tuple[PropertyVerdict, ...]
     violations: tuple[Violation, ...]

@@ -112,9 +112,10 @@ def _print(job: JobVerdict, told: Counter[Violation]) -> None:
             told[violation] -= 1
         else:
             _say(str(violation))
+    set_aside = f", {job.set_aside} set aside" if job.set_aside else ""
     _say(
         f"{job.paths[0]}{f' and {len(job.paths) - 1} more' if job.paths[1:] else ''}: {job.driver}, epoch {job.epoch}, "
-        f"{job.ranks} ranks, {job.rounds} rounds, {job.steps} steps, {job.samples} samples; outcome {job.outcome}"
+        f"{job.ranks} ranks, {job.rounds} rounds, {job.steps} steps, {job.samples} samples{set_aside}; outcome {job.outcome}"
     )
     for item in job.properties:
         what = f"{item.checked:>10} checks" if item.status is not Status.NOT_APPLICABLE else f"({item.reason})"

@@ -49,6 +49,12 @@ class Output:
         return self.finish is not None and (self.has_left or self.taken_steps >= self.finish.step_limit)
 
     @property
+    def is_with_consumer(self) -> bool:
+        """True when only the consumer can go on: the rank has ended, or knows its end and its queue is full."""
+        is_full = bool(self.held_back_steps) and self.taken_steps < self.delivered_steps
+        return self.finish is not None or (self.step_limit != NONE and is_full)
+
+    @property
     def is_out(self) -> bool:
         """True when the consumer takes no further step, because it has left or its rank ended LOST."""
         return self.has_left or (self.finish is not None and self.finish.kind == OutcomeKind.LOST)
