@@ -107,6 +107,19 @@ def test_a_fault_ends_every_rank_alike_and_changes_no_earlier_batch(
         assert summary.outcome in (OutcomeKind.COMPLETE, "short")
 
 
+def test_an_answer_that_comes_after_the_deadline_is_not_heard() -> None:
+    """By then the rank has been told that a peer is gone, and has ended."""
+    workload = build_workload(load_once("gsm8k"), ranks=2, samples=8)
+    late = Costs(network=NetworkCost(alpha_s=10.0, transport=PricedTransport.REDUCE))
+    outcomes = set()
+    for seed in range(40):
+        faults = (Fault(FaultKind.KILL, 0, 1),)
+        what = Run(workload=workload, policy="odb", budget_tokens=1, window_samples=1, depth_steps=1, seed=seed)
+        what = replace(what, costs=late, conditions=Conditions(jitter=1.5, faults=faults))
+        outcomes.add(run(what).summary.outcome)
+    assert outcomes == {OutcomeKind.LOST}
+
+
 KINDS = {
     "read:3:40": (OutcomeKind.FAILED, "read fault at 40"),
     "collate:3:1": (OutcomeKind.FAILED, "collate fault at 1"),

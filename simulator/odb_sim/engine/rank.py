@@ -95,7 +95,9 @@ class Rank:
             self._perform(effects)
 
     def answer(self, answer: Answer) -> None:
-        """Passes on the answer of a collective of the loaders that has ended."""
+        """Passes on the answer of a collective of the loaders that has ended, unless the rank ended before the answer came."""
+        if self.outcome is not None:
+            return
         if self._stage.timeline is not None:
             self._stage.timeline.add(self.number, "exchange", "exchange", self._posted_s, self._stage.env.now)
         self.handle(answer)
