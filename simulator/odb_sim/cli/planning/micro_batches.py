@@ -11,7 +11,6 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
 from odb_ref.plan.terms import SAY_ALONE, Options, Oversize, Within
 from odb_sim.cli.options import LENGTHS_HELP, add_choice, add_number, add_text
-from odb_sim.engine.cautions import say_count
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.files import check_writable, write_json
@@ -109,8 +108,7 @@ def _print_outcome(outcome: WaysToDivide, name: str, options: argparse.Namespace
     ]
     unused = total - outcome.samples
     print_table(
-        f"{name}: {say_count(outcome.steps, 'optimizer step', 'optimizer steps')} of "
-        f"{say_count(outcome.samples // outcome.steps, 'sample', 'samples')}, {options.ranks:,} ranks, "
+        f"{name}: {outcome.steps:,} optimizer steps of {outcome.samples // outcome.steps:,} samples, {options.ranks:,} ranks, "
         f"{options.layout}, budget {options.budget:,}, balanced by {outcome.balanced_by}; a step's mean"
         + (f"; {unused:,} samples left over" if unused else ""),
         _HEADER,
