@@ -43,7 +43,7 @@ class JobState:
 
         Raises: UsageError when it is not the state of a `JobState`.
         """
-        text = state_dict.get(_KEY)
+        text = state_dict.get(_KEY) if isinstance(state_dict, Mapping) else None
         try:
             states: object = json.loads(text) if isinstance(text, str) else None
         except json.JSONDecodeError:

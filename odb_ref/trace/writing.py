@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -31,8 +32,9 @@ class TraceWriter:
         workers: int | None = None,
         origin: Origin = UNKNOWN,
     ) -> None:
-        self._file: IO[str] = _open_to_write(Path(path))
-        self._is_packed = Path(path).suffix == ".gz"
+        self._path = Path(path)
+        self._file: IO[str] = _open_to_write(self._path)
+        self._is_packed = self._path.suffix == ".gz"
         header = {
             "format": FORMAT,
             "version": VERSION,
@@ -44,8 +46,7 @@ class TraceWriter:
             **origin.to_json(),
         }
         self._write({**header, "peer": config.peer} if config.peer else header)
-        # A process that is killed early must leave a trace with a header, not an empty file.
-        self._file.flush()
+        self.flush()  # a process that is killed early must leave a trace with a header, not an empty file
 
     def record(
         self, rank: int, event: Event | Resumed | None, effects: Sequence[Effect], time_s: float | None = None
@@ -58,7 +59,7 @@ class TraceWriter:
         line["effects"] = [encode_effect(effect) for effect in effects]
         self._write(line)
         if isinstance(event, Agreed) and not self._is_packed:
-            self._file.flush()  # once a round, so that a job can be followed, and a killed one leaves its records
+            self.flush()  # once a round, so that a job can be followed, and a killed one leaves its records
 
     def set_aside(self, rank: int, id_: int, place: int) -> None:
         """Writes that the rank has set a sample aside: its id, and its place in the order of ``Origin.inputs``.
@@ -68,15 +69,26 @@ class TraceWriter:
         self._write({"rank": rank, "event": {"kind": SET_ASIDE, "id": id_, "place": place}, "effects": []})
 
     def _write(self, line: JsonObject) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        with self._naming_file():
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def flush(self) -> None:
         """Makes the records visible to readers."""
-        self._file.flush()
+        with self._naming_file():
+            self._file.flush()
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        with self._naming_file():
+            self._file.close()
+
+    @contextmanager
+    def _naming_file(self) -> Iterator[None]:
+        """Names the file in an error, which may be all that a full disk lets anyone know."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def __enter__(self) -> Self:
         return self

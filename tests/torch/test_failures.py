@@ -94,6 +94,30 @@ def test_a_failure_on_one_rank_is_the_same_error_on_all_before_any_waits(tmp_pat
         check_traced(path.parent)
 
 
+class Hanging(Numbers):
+    """Raises for one sample; the samples after it never come."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= 16:
+            time.sleep(1000 if index > 16 else 1)
+            raise ValueError("bad row")
+        return super().__getitem__(index)
+
+
+def read_hanging(rank: int) -> None:
+    dataset = Hanging(0, 40) if rank == 1 else Numbers(0, 40)
+    with ODBDataLoader(dataset, **nested(**SETTINGS | {"num_workers": 4, "timeout_s": 60})) as loader:
+        for _ in loader:
+            synchronize()
+
+
+def test_a_failure_is_told_before_workers_that_hang_are_waited_for() -> None:
+    """Checks: ABORT. torch waits five seconds for each."""
+    results = run_ranks(2, read_hanging)
+    check_same(results, 1, "ValueError: bad row (the sample is 16)")
+    assert max(result.seconds for result in results) < 10
+
+
 def read_long(rank: int) -> list[int]:
     """Returns the samples of each step. One rank has a sample far over the budget."""
     dataset = Numbers(0, SIZES[rank], bad=15 if rank == 1 else None, fault="long")

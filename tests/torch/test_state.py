@@ -131,6 +131,12 @@ def test_states_that_do_not_fit_are_refused() -> None:
     state = save(2)
     with make_loader() as loader, pytest.raises(UsageError, match="version 3, but this library reads version 5"):
         loader.load_state_dict({"version": 3})
+    for wrapped in ({"loader": state}, {"odb_ranks": json.dumps([state])}):
+        with (
+            make_loader() as loader,
+            pytest.raises(UsageError, match=r"not what a loader's .* pass the state itself, or to JobState"),
+        ):
+            loader.load_state_dict(wrapped)
     with make_loader() as loader, pytest.raises(UsageError, match="version 1"):
         loader.load_state_dict(state | {"version": 1})
     check_refused(make_loader, change(state, world_size=2), "states of all ranks are needed")

@@ -156,6 +156,12 @@ def test_where_a_quota_meets_windows_bounded_in_bytes_samples_may_wait(tmp_path:
     assert check_traces([trace]).violations == ()
 
 
+def test_a_full_disk_is_said_with_the_name_of_the_trace() -> None:
+    """In a job of many files, an errno alone would tell nobody which."""
+    with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
+        TraceWriter("/dev/full", make_config(), driver="test")
+
+
 def test_a_rank_whose_file_is_not_given_is_missing(tmp_path: Path) -> None:
     paths = run(tmp_path / "t", is_one_file=False)
     verdict = check_traces(paths[:2])

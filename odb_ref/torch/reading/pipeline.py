@@ -366,12 +366,13 @@ class _Epoch:
         try:
             return work() or 0
         except BaseException as error:  # user code may raise anything
-            if not self.is_inline:
-                # The traceback would keep the DataLoader's iterator, and its workers, alive until some later collection.
-                traceback.clear_frames(error.__traceback__)
             self.stop()
             self._maker.collator.forget_idle_sample()
             part.listener.on_error(describe(error), error)
+            if not self.is_inline:
+                # The traceback would keep the DataLoader's iterator, and its workers, alive until some later collection. It is
+                # cleared only now, because the iterator then waits for each worker.
+                traceback.clear_frames(error.__traceback__)
             if not isinstance(error, Exception):
                 raise
             return 1
