@@ -72,13 +72,7 @@ class FollowedLoader:
 
         Raises: UsageError when no Trainer with this loader's callback is training, because losses would not be weighted.
         """
-        trainer = self.trainer
-        if trainer is None or not any(getattr(item, "loader", None) is self for item in trainer.callbacks):
-            raise UsageError(
-                "a LightningLoader can be read only by Trainer(callbacks=[loader.callback]): use EvaluationLoader for anything "
-                "but training. Tuner and LearningRateFinder remove callbacks: find the rate with a plain DataLoader that makes "
-                "the same updates as update_samples="
-            )
+        trainer = self._check_followed()
         if not trainer.training:
             raise UsageError("the train loader is read to evaluate: use EvaluationLoader for anything but training")
         if self._begun is not None and self._read_ahead:
@@ -93,8 +87,20 @@ class FollowedLoader:
             self._place = self.loader.state_dict()  # before a batch is read ahead of the first step
         return self._read()
 
+    def _check_followed(self) -> Trainer:
+        """Returns the Trainer that trains with this loader's callback."""
+        trainer = self.trainer
+        if trainer is None or not any(getattr(item, "loader", None) is self for item in trainer.callbacks):
+            raise UsageError(
+                "a LightningLoader can be read only by Trainer(callbacks=[loader.callback]): use EvaluationLoader for anything "
+                "but training. Tuner and LearningRateFinder remove callbacks: find the rate with a plain DataLoader that makes "
+                "the same updates as update_samples="
+            )
+        return trainer
+
     def _read(self) -> Iterator[object]:
         for batch, info in read_updates(self.loader, self._counted_steps):
+            self._check_followed()  # callbacks may have been removed since the epoch began
             self._read_ahead.append((info, self.loader.state_dict()))
             yield batch
 

@@ -291,9 +291,10 @@ def test_what_counts_micro_batches_is_refused(tmp_path: Path) -> None:
 
 
 def allow(rank: int, folder: Path) -> None:
+    is_timed = not pl.__version__.startswith("2.5")  # since 2.6 evaluations can be due by time
     for settings, options in (
         ({"callbacks": [GradientAccumulationScheduler({0: 1})]}, {}),
-        ({"val_check_interval": {"minutes": 5}}, {}),
+        ({"val_check_interval": {"minutes": 5}} if is_timed else {}, {}),
         ({}, {**FREE, "kind": Halved}),
         ({"fast_dev_run": 3}, FREE),
     ):
