@@ -146,6 +146,8 @@ def read_both(rank: int, count: int, **settings: Any) -> tuple[list[list[int]], 
 )
 def test_the_order_is_what_the_prepared_ranks_read(settings: dict[str, Any], count: int) -> None:
     """Also in the last update, which each kind of loader fills up in its own way, or not at all."""
+    if "dispatch_batches" in settings and torch.__version__.startswith("2.6."):
+        pytest.skip("after it gloo's destructor in torch 2.6 may wait for its own thread without an end")
     values = get_values(run_ranks(RANKS, functools.partial(read_both, **settings), count))
     updates = itertools.zip_longest(*(batches for batches, _ in values), fillvalue=[])
     read = [sorted(itertools.chain.from_iterable(update)) for update in updates]
