@@ -129,6 +129,13 @@ def _read(sample: object) -> dict[str, torch.Tensor]:
             raise SampleError(
                 f"{name} of a sample has {len(field)} values for {len(ids)} tokens: pass collate_fn= to pack it"
             )
+    positions = fields["position_ids"]
+    # A position that is the first again begins another text in a sample that was packed before.
+    if ((positions[1:] != positions[:-1] + 1) & (positions[1:] != positions[:1])).any():
+        raise SampleError(
+            "position_ids of a sample do not go up by 1, so attention that uses them would take its parts for several samples. "
+            "Leave position_ids out, or pass layout='padded' or a collate_fn for a model that finds samples otherwise"
+        )
     mask = fields.pop("attention_mask", None)
     if mask is not None and not mask.all():
         raise SampleError(
