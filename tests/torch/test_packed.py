@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,24 @@ def test_a_collate_fn_that_pads_is_warned_of(num_workers: int) -> None:
         pytest.warns(RuntimeWarning, match="a row for each sample, so its batches hold more than token_budget"),
     ):
         assert sum(info.local_samples for _, info in loader.steps()) == 12
+
+
+@pytest.mark.parametrize("has_positions", [True, False])
+def test_a_collate_fn_that_joins_samples_without_positions_is_warned_of(has_positions: bool) -> None:
+    names = ["input_ids", "labels", *["position_ids"] * has_positions]
+
+    def pack(samples: list[Any]) -> dict[str, Any]:
+        row = FlattenSamples()(samples)
+        return {name: row[name] for name in names}
+
+    with (
+        ODBDataLoader(Texts(0, 12), **nested(collate_fn=pack, **SETTINGS)) as loader,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        assert sum(info.local_samples for _, info in loader.steps()) == 12
+    told = ["end to end without position_ids" in str(warning.message) for warning in caught]
+    assert told == [True] * (not has_positions)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
