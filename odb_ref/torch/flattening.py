@@ -73,8 +73,8 @@ class BoundedShapes:
 
     Rows are those of `FlattenSamples`, padded to the next of ``shapes`` equal parts of the token budget, so that none exceeds
     it. A longer sample, in a batch of its own, is padded to whole budgets, which adds a shape for each. The padding follows the
-    samples like one more sample: its positions begin again, and its labels are -100. ``cu_seq_lens`` and ``max_length`` are
-    left out, because they would have shapes and values of their own.
+    samples like further samples without labels: it repeats the positions of the row from its beginning. ``cu_seq_lens`` and
+    ``max_length`` are left out, because they would have shapes and values of their own.
     """
 
     token_budget: int
@@ -106,7 +106,8 @@ class BoundedShapes:
             )
             for name, row in rows.items()
         }
-        padded["position_ids"][:, tokens:] = torch.arange(missing)
+        # Without a position that the samples do not have: a model may have no more, or let the largest change its frequencies.
+        padded["position_ids"] = rows["position_ids"][:, torch.arange(tokens + missing) % tokens]
         return padded
 
 
@@ -128,6 +129,13 @@ def _read(sample: object) -> dict[str, torch.Tensor]:
             raise SampleError(
                 f"{name} of a sample has {len(field)} values for {len(ids)} tokens: pass collate_fn= to pack it"
             )
+    positions = fields["position_ids"]
+    # A position that is the first again begins another text in a sample that was packed before.
+    if ((positions[1:] != positions[:-1] + 1) & (positions[1:] != positions[:1])).any():
+        raise SampleError(
+            "position_ids of a sample do not go up by 1, so attention that uses them would take its parts for several samples. "
+            "Leave position_ids out, or pass layout='padded' or a collate_fn for a model that finds samples otherwise"
+        )
     mask = fields.pop("attention_mask", None)
     if mask is not None and not mask.all():
         raise SampleError(

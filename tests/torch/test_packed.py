@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -136,11 +137,11 @@ def test_what_would_join_samples_or_train_on_prompts_is_refused(second: dict[str
 def test_further_fields_with_a_value_for_each_token_are_laid_end_to_end_too() -> None:
     samples = [
         {"input_ids": [1, 2], "token_type_ids": [0, 1], "attention_mask": [1, 1], "position_ids": [2, 3]},
-        {"input_ids": [3], "token_type_ids": [5], "attention_mask": [1], "position_ids": [2]},
+        {"input_ids": [3, 4], "token_type_ids": [5, 6], "attention_mask": [1, 1], "position_ids": [2, 2]},
     ]
     row = FlattenSamples()(samples)
-    assert row["token_type_ids"].tolist() == [[0, 1, 5]]
-    assert row["position_ids"].tolist() == [[2, 3, 2]]
+    assert row["token_type_ids"].tolist() == [[0, 1, 5, 6]]
+    assert row["position_ids"].tolist() == [[2, 3, 2, 2]]
     assert "attention_mask" not in row
 
 
@@ -152,6 +153,8 @@ def test_further_fields_with_a_value_for_each_token_are_laid_end_to_end_too() ->
         ({"input_ids": [1, 2], "pixels": [[1, 2], [3, 4]]}, r"pixels of a sample has the shape \[2, 2\]"),
         ({"input_ids": [1, 2], "labels": [1, 2, 3]}, "labels of a sample has 3 values for 2 tokens"),
         ({"input_ids": [1, 0], "attention_mask": [1, 0]}, "attention_mask hides tokens"),
+        ({"input_ids": [1, 2, 3], "position_ids": [0, 1, 40]}, "position_ids of a sample do not go up by 1"),
+        ({"input_ids": [1, 2, 3], "position_ids": [0, 1, 1]}, "position_ids of a sample do not go up by 1"),
         ({"pixels": [1]}, "no input_ids"),
         ([1, 2], "no input_ids"),
     ],
@@ -225,6 +228,24 @@ def test_a_collate_fn_that_pads_is_warned_of(num_workers: int) -> None:
         pytest.warns(RuntimeWarning, match="a row for each sample, so its batches hold more than token_budget"),
     ):
         assert sum(info.local_samples for _, info in loader.steps()) == 12
+
+
+@pytest.mark.parametrize("has_positions", [True, False])
+def test_a_collate_fn_that_joins_samples_without_positions_is_warned_of(has_positions: bool) -> None:
+    names = ["input_ids", "labels", *["position_ids"] * has_positions]
+
+    def pack(samples: list[Any]) -> dict[str, Any]:
+        row = FlattenSamples()(samples)
+        return {name: row[name] for name in names}
+
+    with (
+        ODBDataLoader(Texts(0, 12), **nested(collate_fn=pack, **SETTINGS)) as loader,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        assert sum(info.local_samples for _, info in loader.steps()) == 12
+    told = ["end to end without position_ids" in str(warning.message) for warning in caught]
+    assert told == [True] * (not has_positions)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -12,7 +12,7 @@ from odb_sim.inputs.workload import Sharding, build_workload
 from odb_sim.studies.runs import Run, run
 from torch import Tensor, nn
 
-from odb_ref import BoundedShapes, ODBDataLoader, UsageError
+from odb_ref import BoundedShapes, FlattenSamples, ODBDataLoader, UsageError
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.effects import Collate
 from tests.helpers.options import nested
@@ -37,7 +37,7 @@ def test_rows_are_padded_within_the_budget_to_at_most_so_many_lengths() -> None:
             BoundedShapes(**mistake)
 
 
-def test_the_padding_is_a_sample_of_its_own_without_labels() -> None:
+def test_the_padding_repeats_the_positions_of_the_samples_without_labels() -> None:
     samples = [{"input_ids": [5, 6, 7], "weights": [1, 2, 3], "head_labels": [0, 1, 2]}]
     samples += [{"input_ids": [8, 9], "weights": [4, 5], "head_labels": [3, 4]}]
     batch = BoundedShapes(token_budget=16, shapes=2, pad_token=3)(samples)
@@ -48,6 +48,32 @@ def test_the_padding_is_a_sample_of_its_own_without_labels() -> None:
         "weights": [[1, 2, 3, 4, 5, 0, 0, 0]],
         "head_labels": [[0, 1, 2, 3, 4, -100, -100, -100]],
     }
+    batch = BoundedShapes(token_budget=8, shapes=1)(
+        [{"input_ids": [5], "position_ids": [2]}, {"input_ids": [6, 7], "position_ids": [2, 3]}]
+    )
+    assert batch["position_ids"].tolist() == [[2, 2, 3, 2, 2, 3, 2, 2]]
+
+
+@pytest.mark.parametrize("kind", ["learned", "dynamic"])
+def test_the_padding_has_no_position_beyond_the_samples(kind: str) -> None:
+    """Learned positions have an end, and the largest position determines the frequencies of some rotary ones."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    size: dict[str, Any] = {"vocab_size": 32, "use_cache": False, "attn_implementation": "sdpa"}
+    if kind == "learned":
+        model = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=4, **size)
+        )
+    else:
+        size |= {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+        size["rope_parameters"] = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(max_position_embeddings=4, **size))
+    model = model.double().eval()
+    samples = [{"input_ids": [5, 6, 7, 8]}, {"input_ids": [8, 9]}]
+    plain: Any = FlattenSamples()(samples)
+    padded = BoundedShapes(token_budget=16, shapes=1)(samples)
+    expected = model(input_ids=plain["input_ids"], position_ids=plain["position_ids"]).logits
+    assert torch.allclose(model(**padded).logits[:, :6], expected)
 
 
 def read_rows(name: str, window: int) -> list[int]:
@@ -119,8 +145,6 @@ def train(collate: Any) -> tuple[int, list[float]]:
 
 def test_a_compiled_model_is_compiled_once_for_each_shape() -> None:
     """Its losses are also those without padding."""
-    from odb_ref import FlattenSamples
-
     before, losses = train(FlattenSamples())
     after, padded = train(BoundedShapes(token_budget=64, shapes=4))
     print(f"compiled {before} times for rows of any length, {after} times for four lengths, in {len(losses)} steps")

@@ -132,7 +132,7 @@ class ODBTrainer(SteppingTrainer):
                 batch, batches = order.batch, order.batches
             update_samples = batch * k
             carried = batch * (k - 1) if is_iterable else 0
-            # A plain Trainer before transformers 5.10 counts first labels in its divisor too; reproduce its run.
+            # A plain Trainer may count first labels in its divisor too; reproduce its run.
             is_shifted = bool(options.get("causal_shift")) and "causal_shift" not in self.odb.settings
             is_padded = (options | self.odb.settings).get("layout", "padded") == "padded"
             self.counts_first = counts_first_labels(self) and is_padded and is_shifted

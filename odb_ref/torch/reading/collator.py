@@ -32,10 +32,16 @@ _PADDED: Final = (
     "layout='packed' counts a batch's tokens without padding, but collate_fn makes a row for each sample, so its batches hold "
     "more than token_budget. Pass a collate_fn that lays the samples end to end, or none, or layout='padded'"
 )
+_JOINED: Final = (
+    "collate_fn lays samples end to end without position_ids, so attention may take them for one: return position_ids that "
+    "begin again in each sample, or pass no collate_fn. If the model finds samples otherwise, ignore this"
+)
 _FEWER: Final = (
     "collate_fn returned fewer rows than samples. The samples it drops still count as trained on, also in the weights. Drop "
     "them when they are read: with Faults(on_bad_sample='quarantine') an error there sets a sample aside"
 )
+
+_BOUNDARIES: Final = ("position_ids", "cu_seq_lens_q", "attention_mask")
 
 CollateFn = Callable[[list[object]], object]
 
@@ -90,6 +96,8 @@ class BatchMaker:
         rows = _count_rows(batch)
         if self.is_packed and 1 < rows == count:
             warnings.append(_PADDED)
+        if self.is_packed and 1 == rows < count and all(get_field(batch, name) is None for name in _BOUNDARIES):
+            warnings.append(_JOINED)
         if not self.is_packed and 1 < rows < count:  # a single row may hold the samples end to end
             warnings.append(_FEWER)
         return Made(batch, tuple(warnings))
