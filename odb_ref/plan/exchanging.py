@@ -16,21 +16,23 @@ from odb_ref.plan.division import Division, make_division
 from odb_ref.plan.outcome import RankPlan, Totals, compute_totals, sum_totals
 from odb_ref.plan.planning import list_indices, make_rank_plan
 from odb_ref.plan.quality import compute_least_wait_of_ranks, make_report, sum_costs
-from odb_ref.plan.terms import SETTINGS, Options, PlanTerms, Within, make_terms, word_setting
-from odb_ref.plan.units import Key, Samples, Units, make_samples, make_units
+from odb_ref.plan.terms import SETTINGS, Options, PlanTerms, Within, digest, make_terms, word_setting
+from odb_ref.plan.units import Key, Samples, Units, make_samples, make_units, read_sums
 
 Exchange: TypeAlias = Callable[[list[int]], Sequence[Sequence[int]]]
 """An all-gather: returns the list of each rank, by rank. All ranks pass lists of the same number of 64-bit integers."""
 
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 """The version of the message, so that ranks with different releases do not misread each other."""
-_HEAD: Final = 7
-"""The format, 1 if the rank cannot plan, the need, the least, the number of units, their cost, and the tokens of all keys."""
+_HEAD: Final = 8
+"""The format, 1 if the rank cannot plan, the need, the least, the number of units, their cost, and two fingerprints."""
 MESSAGE_SIZE: Final = 40
 """The number of integers in a message, which is always the same. A rank that cannot plan writes the reason after the second."""
 _LARGEST: Final = 2**63 - 1
 _BYTES: Final = 7
 """The bytes of text that an integer holds."""
+_PRIME: Final = 2**61 - 1
+"""Fingerprints are less than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,14 @@ class _Own:
     division: Division
     totals: Totals
     sums: Mapping[Key, int]
-    """The supervised tokens of each key, over all ranks if ``is_shared``."""
-    is_shared: bool
-    """True if the samples of a key may be on several ranks."""
+    """The supervised tokens of each key, over all ranks if its samples may be on several."""
+    fingerprints: tuple[int, int]
+    """If they may, that of ``sums``, and that of the keys' supervised tokens on this rank alone."""
 
     def to_message(self) -> list[int]:
         division = self.division
         cost = sum_costs(division.units, self.terms)
-        tokens = sum(self.sums.values()) if self.is_shared else -1
-        head = [_FORMAT, 0, division.need, division.least, len(division.units), cost, tokens]
+        head = [_FORMAT, 0, division.need, division.least, len(division.units), cost, *self.fingerprints]
         found = [*head, *self.totals.to_row(), *self.terms.to_row()]
         if max(map(abs, found)) > _LARGEST:
             raise UsageError("a number of this plan exceeds 64 bits")
@@ -72,7 +73,7 @@ def plan_rank(
     ``exchange`` is called once with `MESSAGE_SIZE` integers and returns those of all ranks, by rank. Without it, this rank is
     the only one. The other arguments, and the result, are those of `plan_ranks` for this rank alone. If keys of ``together``
     may be on several ranks (``within="step"``), ``group_supervised`` maps every key of the step to its supervised tokens over
-    all ranks, and is the same on all.
+    all ranks, and is the same on all. Ranks compare its keys by their ``repr``.
 
     Raises: UsageError, on every rank and with the same message, when one rank's values are not valid, two ranks' terms differ,
     or the terms cannot be met. PeerError when the exchange returns anything but the ranks' messages. Spec: R13.11.
@@ -86,8 +87,7 @@ def plan_rank(
         error = raised
         why = str(raised) if isinstance(raised, UsageError) else f"{type(raised).__name__}: {raised}"
         message = [_FORMAT, 1, *_write_text(why)]
-    messages = [message] if exchange is None else [[*row] for row in exchange([*message])]
-    _check_messages(messages, message)
+    messages = [message] if exchange is None else _read_messages(exchange([*message]), message)
     failed = next(((rank, row) for rank, row in enumerate(messages) if row[1]), None)
     if failed is not None or own is None:
         rank, row = failed or (0, message)
@@ -97,9 +97,9 @@ def plan_rank(
     own.terms.check_spares([row[4] for row in messages])
     own.terms.check_count(count, [row[4] for row in messages])
     totals = sum_totals(Totals.from_row(row[_HEAD : _HEAD + 6]) for row in messages)
-    if any(row[6] >= 0 for row in messages):
-        totals = replace(totals, groups=messages[0][_HEAD + 5])
-        _check_groups(messages, totals)
+    if own.terms.within is Within.STEP:
+        _check_groups(messages)
+        totals = replace(totals, groups=own.totals.groups)
     least = own.terms.round_up(max(row[3] for row in messages))
     least_wait = compute_least_wait_of_ranks([row[5] for row in messages])
     return make_rank_plan(
@@ -121,20 +121,31 @@ def _prepare(
     samples = make_samples(lengths, *columns, terms)
     sums: Mapping[Key, int] = samples.sum_by_key()
     totals = compute_totals(samples)
-    is_shared = samples.keys is not None and terms.within is Within.STEP
-    if is_shared != (group_supervised is not None):
+    fingerprints = (0, 0)
+    if (terms.within is Within.STEP) != (group_supervised is not None):
         raise UsageError("group_supervised and within='step' need each other: it says what the keys have on all ranks")
     if group_supervised is not None:
+        told = read_sums("group_supervised", group_supervised)
         for key, tokens in sums.items():
-            if not tokens <= group_supervised.get(key, -1):
+            if not tokens <= told.get(key, -1):
                 raise UsageError(f"key {key!r} has {tokens} supervised tokens here, more than group_supervised says")
-        sums = group_supervised
+        fingerprints = (_make_fingerprint(told), _make_fingerprint(sums))
+        sums = told
         totals = replace(totals, groups=sum(map(bool, sums.values())))
     units: Units = make_units(samples, range(len(samples.lengths)), terms)
-    return _Own(terms, samples, make_division(units, terms), totals, sums, is_shared)
+    return _Own(terms, samples, make_division(units, terms), totals, sums, fingerprints)
 
 
-def _check_messages(messages: Sequence[Sequence[int]], own: Sequence[int]) -> None:
+def _make_fingerprint(sums: Mapping[Key, int]) -> int:
+    """Returns a number for the tokens of each key. If the sums of ranks are added up, so are their numbers, modulo `_PRIME`."""
+    return sum(digest(repr(key)) * tokens for key, tokens in sums.items()) % _PRIME
+
+
+def _read_messages(given: Sequence[Sequence[int]], own: Sequence[int]) -> list[list[int]]:
+    try:
+        messages = [[*row] for row in given]
+    except TypeError:
+        messages = []  # no list of lists
     if own not in messages:
         raise PeerError(
             "the exchange did not give back what this rank gave: it must return the message of each rank, by rank"
@@ -144,15 +155,17 @@ def _check_messages(messages: Sequence[Sequence[int]], own: Sequence[int]) -> No
             raise PeerError(
                 f"rank {rank} sent no message of a plan of this format ({_FORMAT}): one release on all ranks"
             )
+    return messages
 
 
-def _check_groups(messages: Sequence[Sequence[int]], totals: Totals) -> None:
-    """Raises UsageError if ``group_supervised`` differs between ranks, or from the samples' sums."""
+def _check_groups(messages: Sequence[Sequence[int]]) -> None:
+    """Raises UsageError if the ``group_supervised`` of a rank is not the sum of what the ranks' samples have, key by key."""
+    whole = sum(row[7] for row in messages) % _PRIME
     for rank, row in enumerate(messages):
-        if (row[6], row[_HEAD + 5]) != (totals.supervised, totals.groups):
+        if row[6] != whole:
             raise UsageError(
-                f"group_supervised of rank {rank} has {row[6]} tokens of {row[_HEAD + 5]} keys, rank 0 has "
-                f"{totals.groups} keys, and the samples of all ranks {totals.supervised} supervised tokens"
+                f"group_supervised of rank {rank} is not the sum of what the samples of all ranks have, key by key (keys are "
+                "compared by their repr)"
             )
 
 

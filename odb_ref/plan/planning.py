@@ -47,7 +47,7 @@ def plan_all(
     size = check_integer(ranks, "ranks", 1)
     samples = make_samples(lengths, supervised, together, uses, own)
     units = make_units(samples, range(len(samples.lengths)), own)
-    if own.within is Within.RANK and samples.keys is not None:
+    if own.within is Within.RANK:
         shares = [make_units(samples, home, own) for home in _choose_homes(samples, units, size)]
         rows, least = _divide_shares(shares, own)
         least = max(own.round_up(-(-make_division(units, own, size).least // size)), least if size == 1 else 0)
@@ -119,7 +119,7 @@ def plan_ranks(
     rows, least = _divide_shares(shares, own)
     own.check_spares([*map(len, shares)])
     own.check_count(len(rows[0]), [*map(len, shares)])
-    if own.within is Within.STEP and together is not None:
+    if own.within is Within.STEP:
         whole = _join([samples for samples, _ in found])
         totals, sums = compute_totals(whole, len(found)), [whole.sum_by_key()] * len(found)
     else:

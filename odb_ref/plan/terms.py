@@ -161,12 +161,13 @@ def _encode(value: object) -> int:
         case StrEnum():
             return [*type(value)].index(value)
         case Cost():
-            return _digest(value.name)
+            return digest(value.name)
         case _:
-            return _digest(repr(value))
+            return digest(repr(value))
 
 
-def _digest(text: str) -> int:
+def digest(text: str) -> int:
+    """Returns an integer of 56 bits, the same in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 

@@ -84,6 +84,10 @@ def make_samples(
     keys = None if together is None else tuple(map(_read_key, read_list("together", together)))
     if keys is not None and len(keys) != number:
         raise UsageError(f"{number} lengths, but {len(keys)} keys of together")
+    if keys is None and terms.within is not Within.MICRO_BATCH:
+        raise UsageError(
+            f"within={str(terms.within)!r} is for samples of one key: give a key for each sample as together"
+        )
     given = dict(uses or {})
     columns = []
     for name, _ in terms.limits:
@@ -99,6 +103,11 @@ def make_samples(
     if given:
         raise UsageError(f"uses say {sorted(given)[0]!r}, which no limit bounds")
     return Samples(lengths=found, supervised=carrying, keys=keys, uses=tuple(columns))
+
+
+def read_sums(name: str, sums: Mapping[Key, int]) -> dict[Key, int]:
+    """Returns the sums as integers by key, as those of ``together`` are read. Raises: UsageError when a value is not valid."""
+    return dict(zip(map(_read_key, sums), _read(name, sums.values()), strict=True))
 
 
 def _read(name: str, values: Iterable[SupportsIndex], number: int | None = None) -> tuple[int, ...]:

@@ -105,7 +105,8 @@ def leave_one_empty(question: Question) -> Plan:
 
 def part_what_belongs_together(question: Question) -> Plan:
     plan(question)
-    return plan({name: value for name, value in question.items() if name != "together"})
+    terms = {name: value for name, value in question["terms"].items() if name != "within"}
+    return plan({name: value for name, value in question.items() if name != "together"} | {"terms": terms})
 
 
 def order_backwards(question: Question) -> Plan:

@@ -23,6 +23,17 @@ def find_snippet(text: str) -> str:
     return str(found)
 
 
+def test_the_batches_of_the_page_keep_its_budget() -> None:
+    """Its example pads, so its plan must be one for padded batches."""
+    pytest.importorskip("torch")
+    from examples.toy import collate, dataset, lengths
+
+    names: dict[str, Any] = {"lengths": lengths}
+    exec(find_snippet("import collate, dataset"), names)
+    batches = [collate([dataset[index] for index in indices]) for indices in names["plan"].micro_batches]
+    assert [batch["input_ids"].numel() <= 16_384 for batch in batches] == [True] * len(batches)
+
+
 MPI_PROGRAM = """
 from mpi4py import MPI
 from odb_ref.plan import plan_rank

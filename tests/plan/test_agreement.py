@@ -66,6 +66,11 @@ CANNOT: list[tuple[dict[str, Any], str]] = [
         {"together": [1, 1, 2], "within": "step", "group_supervised": {1: 14, 2: 9}},
         "rank {}: key 1 has 15 supervised tokens here, more than group_supervised says",
     ),
+    ({"within": "rank"}, "rank {}: within='rank' is for samples of one key: give a key for each sample as together"),
+    (
+        {"together": [1, 1, 2], "within": "step", "group_supervised": {1: 15.0, 2: 9}},
+        "rank {}: group_supervised must be integers: 'float' object",
+    ),
     ({"together": [[1], 1, 2]}, "rank {}: keys of together must be hashable: "),
     ({"cost": break_cost}, "rank {}: ZeroDivisionError: "),
     ({"layout": "folded"}, "rank {}: layout must be one of padded, packed, got 'folded'"),
@@ -104,7 +109,7 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
     ({"at_least": 2}, "at_least differs: 1 on rank 0, 2 on rank 1"),
     ({"at_most": 2}, "at_most differs: None on rank 0, 2 on rank 1"),
     ({"pad_to": 2}, "pad_to differs: 1 on rank 0, 2 on rank 1"),
-    ({"within": "rank"}, "within differs: 'micro-batch' on rank 0, 'rank' on rank 1"),
+    ({"within": "rank", "together": [1, 2, 3]}, "within differs: 'micro-batch' on rank 0, 'rank' on rank 1"),
     ({"oversize": "alone"}, "oversize differs: 'refuse' on rank 0, 'alone' on rank 1"),
     ({"short": "refuse"}, "short differs: 'idle' on rank 0, 'refuse' on rank 1"),
     ({"order": "smallest_at_ends"}, "order differs: 'costliest_first' on rank 0, 'smallest_at_ends' on rank 1"),
@@ -120,16 +125,19 @@ def test_a_term_that_differs_is_named_on_every_rank(change: dict[str, Any], mess
     assert str(found[0]).startswith(message)
 
 
-@pytest.mark.parametrize("change", [{1: 24, 2: 23}, {1: 23, 2: 24, 3: 1}, {1: 24, 2: 24, 3: 0, 4: 1}])
+@pytest.mark.parametrize(
+    "change", [{1: 22, 2: 27}, {1: 26, 2: 22}, {1: 22, 2: 26, 3: 1}, {1: 21, 2: 26, 3: 1}, {1: 23, 2: 26, 3: -1}]
+)
 def test_ranks_that_count_the_tokens_of_a_key_otherwise_are_told(change: dict[int, int]) -> None:
-    """Spec: R13.11. The counts must add up to the supervised tokens of all ranks, with the same number of keys on each."""
+    """Spec: R13.11. The counts must be the sum over all ranks, key by key, even if all ranks count alike."""
     problem = Problem(lengths=[[7, 8, 9]] * 2, together=[[1, 1, 2], [1, 2, 2]], terms={"budget": 60, "within": "step"})
-    for culprit in (0, 1):
+    for culprits in ((0,), (1,), (0, 1)):
         found = plan_in_world(
-            problem, changes=[{"group_supervised": change} if rank == culprit else {} for rank in range(2)]
+            problem, changes=[{"group_supervised": change} if rank in culprits else {} for rank in range(2)]
         )
         assert {type(item) for item in found} == {UsageError}
         assert len({str(item) for item in found}) == 1
+        assert str(found[0]).startswith(f"group_supervised of rank {culprits[0]} is not the sum")
     assert [type(item).__name__ for item in plan_in_world(problem)] == ["RankPlan"] * 2
 
 
@@ -173,6 +181,8 @@ def test_a_rank_asks_once_and_says_as_much_whatever_it_has(lengths: list[int]) -
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
+        (lambda own: None, "did not give back what this rank gave"),
+        (lambda own: own, "did not give back what this rank gave"),
         (lambda own: [], "did not give back what this rank gave"),
         (lambda own: [[0] * len(own)], "did not give back what this rank gave"),
         (lambda own: [own, own[:-1]], "rank 1 sent no message of a plan of this format"),

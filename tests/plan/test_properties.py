@@ -188,6 +188,16 @@ def test_lengths_that_are_no_list_are_refused(lengths: Any) -> None:
         plan_all(lengths, ranks=2, budget=60)
 
 
+@pytest.mark.parametrize("within", ["rank", "step"])
+def test_a_forgotten_column_of_keys_is_missed(within: str) -> None:
+    """Spec: R13.7. Each sample would be a key of its own, and stand anywhere."""
+    with pytest.raises(UsageError, match=f"^within='{within}' is for samples of one key: give a key for each sample"):
+        plan_all([5], ranks=2, budget=60, within=within)
+    with pytest.raises(UsageError, match=f"^rank 0: within='{within}' is for samples of one key"):
+        plan_ranks([[5]], budget=60, within=within)
+    assert plan_all([5, 6], ranks=2, budget=60, within="micro-batch") == plan_all([5, 6], ranks=2, budget=60)
+
+
 def test_a_plan_needs_a_budget() -> None:
     with pytest.raises(UsageError, match="a plan needs a budget"):
         plan_ranks([[1]])  # type: ignore[call-arg]

@@ -103,12 +103,15 @@ def divide(
         raise UsageError(f"{size:,} samples of a step, and {ranks:,} ranks: each needs at least one")
     layout = Layout(options.get("layout", Layout.PACKED))
     within = Within(options.get("within", Within.RANK))
+    if within is Within.STEP:  # the samples of a key may be anywhere
+        groups = None
+    within = Within.MICRO_BATCH if groups is None else within  # the others are refused without keys
     terms: Options = {**options, "cost": balance.of_tokens, "within": within}
     stay, dealt, bounds, split = [], [], [], []
     for begin in range(0, len(lengths) - size + 1, size):
         part = slice(begin, begin + size)
         tokens = lengths.tokens[part]
-        keys = None if groups is None or within is Within.STEP else groups[part]
+        keys = None if groups is None else groups[part]
         shares = np.array_split(np.arange(size), ranks)
         together = None if keys is None else [keys[share].tolist() for share in shares]
         kept = plan_ranks([tokens[share].tolist() for share in shares], together=together, **terms)
