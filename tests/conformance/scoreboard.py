@@ -199,7 +199,8 @@ def main(arguments: Sequence[str]) -> int:
         if done.returncode not in (0, 1):
             sys.exit(done.stdout + done.stderr)
         found[peer.name] = json.loads(path.read_text())
-        missing = [verdict["says"] for verdict in found[peer.name] if "No module named" in verdict["says"]]
+        says = [verdict["says"] for verdict in found[peer.name]]
+        missing = [text for text in says if "No module named" in text or "No such file" in text]
         if missing:  # which would count as a refusal
             sys.exit(f"{peer.name}: {missing[0]}")
     PAGE.write_text(render(found), encoding="utf-8")
