@@ -87,7 +87,7 @@ PEERS = (
         name="the model",
         planner="tests.conformance.peers:plan_model",
         without=f"mean,changes,uses-negative,one-rank-empty-refused,{NONSENSE}",
-        note="extracted from Coq (`make proofs`): plans, and the online protocol; it does not know what a rank has to run again",
+        note="extracted from Coq (`make proofs`): plans, and the online protocol; it knows no sample to run again",
     ),
     _verl("0.9.1", note="`rearrange_micro_batches` with the group, as its engines call it"),
     _verl("0.8.0", note="the same, two releases before"),

@@ -182,6 +182,34 @@ def test_running_out_of_memory_is_a_bound() -> None:
     assert "out of memory" in str(fit)
 
 
+def misuse(rank: int, options: dict[str, Any], is_rehearsed: bool) -> None:
+    given = {"lengths": LENGTHS, "token_budget" if is_rehearsed else "limit_bytes": 40 * MIB} | (
+        options if rank else {}
+    )
+    (rehearse if is_rehearsed else fit_token_budget)(Step(), **given)  # type: ignore[operator]
+
+
+WRONG: list[tuple[dict[str, Any], bool, str, str]] = [
+    ({"lengths": []}, False, "JobError", "lengths must not be empty"),
+    ({"lengths": [3, 0]}, False, "JobError", "a length must be at least 1"),
+    ({"threshold": 1.5}, False, "JobError", "threshold lie above 0"),
+    ({"threshold": 0.5}, False, "UsageError", "must be the same on all ranks"),
+    ({"lengths": [3, 0]}, True, "JobError", "a length must be at least 1"),
+    ({"token_budget": 0}, True, "JobError", "token_budget must be at least 1"),
+    ({"token_budget": 5}, True, "UsageError", "must be the same on all ranks"),
+]
+
+
+def test_what_is_wrong_on_one_rank_is_an_error_on_all_at_once() -> None:
+    cases = [(options, is_rehearsed) for options, is_rehearsed, _, _ in WRONG]
+    for (other, own), (_, _, error, text) in zip(run_each(2, misuse, cases), WRONG, strict=True):
+        assert own.error == "UsageError"
+        assert other.error == error
+        assert text in own.text
+        assert text in other.text
+        assert max(own.seconds, other.seconds) < 10
+
+
 def test_what_makes_no_sense_is_refused() -> None:
     step = Step()
     for options in ({"threshold": 0.0}, {"threshold": 1.1}, {"growth": 1.0}, {"multiple_of": 0}, {"limit_bytes": 0}):

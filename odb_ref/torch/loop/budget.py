@@ -20,7 +20,7 @@ import torch.distributed as dist
 from odb_ref.core.errors import JobError, UsageError, check_integer
 from odb_ref.torch.gathering import name_rank
 from odb_ref.torch.loop.memory import get_available_bytes, is_out_of_memory, measure_peak, release_memory
-from odb_ref.torch.loop.ranks import gather
+from odb_ref.torch.loop.ranks import gather, gather_results
 
 Step = Callable[[int, int], object]
 """Runs a training step on a made-up batch: takes the number of samples, and the length of each in tokens."""
@@ -98,16 +98,23 @@ def fit_token_budget(
     counted from tensors, also under a ``FakeTensorMode``, where nothing is allocated. Each probe has at most ``growth`` times
     the samples of the previous one. The budget is rounded down to a multiple of ``multiple_of``.
 
-    Raises: UsageError, on every rank, when an argument is invalid or a batch of one sample takes too much; what ``step``
-    raises, and then JobError on the other ranks.
+    Raises: UsageError when an argument is invalid or a batch of one sample takes too much; what ``step`` raises. If only one
+    rank raises that, the others raise JobError.
     """
-    if not lengths or not 0 < threshold <= 1 or growth <= 1:
-        raise UsageError("lengths must not be empty, threshold lie above 0 and at most at 1, growth above 1")
-    check_integer(multiple_of, "multiple_of", 1)
-    own_limit = get_available_bytes() if limit_bytes is None else check_integer(limit_bytes, "limit_bytes", 1)
-    if own_limit is None:
-        raise UsageError("without an accelerator nobody knows how much memory a step may take: pass limit_bytes=")
-    limits, longests, medians = zip(*gather((own_limit, max(lengths), median_high(lengths)), group), strict=True)
+
+    def read() -> tuple[int, int, int, tuple[float, float, int]]:
+        if not lengths or not 0 < threshold <= 1 or growth <= 1:
+            raise UsageError("lengths must not be empty, threshold lie above 0 and at most at 1, growth above 1")
+        check_integer(multiple_of, "multiple_of", 1)
+        own = [check_integer(length, "a length", 1) for length in lengths]
+        limit = get_available_bytes() if limit_bytes is None else check_integer(limit_bytes, "limit_bytes", 1)
+        if limit is None:
+            raise UsageError("without an accelerator nobody knows how much memory a step may take: pass limit_bytes=")
+        return limit, max(own), median_high(own), (threshold, growth, multiple_of)
+
+    limits, longests, medians, settings = zip(*gather_results(read, group), strict=True)
+    if len({*settings}) > 1:
+        raise UsageError("threshold, growth and multiple_of must be the same on all ranks")
     limit = min(limits)
     measure = _Measure(step, group)
     fits = []
@@ -138,10 +145,18 @@ def rehearse(
     fits, or one longer sample alone. Run it before an epoch to see at once if memory would run out. It cannot know which
     samples will share a step.
 
-    Raises: JobError, on every rank, when one runs out of memory; other errors that ``step`` raises, and then JobError on the
-    other ranks.
+    Raises: JobError, on every rank, when one runs out of memory; UsageError when an argument is invalid; other errors that
+    ``step`` raises. If only one rank raises those, the others raise JobError.
     """
-    everywhere = {length for part in gather(tuple(set(lengths)), group) for length in part}
+
+    def read() -> tuple[set[int], tuple[int, int]]:
+        own = {check_integer(length, "a length", 1) for length in lengths}
+        return own, (check_integer(token_budget, "token_budget", 1), check_integer(count, "count", 1))
+
+    parts, settings = zip(*gather_results(read, group), strict=True)
+    if len({*settings}) > 1:
+        raise UsageError("token_budget and count must be the same on all ranks")
+    everywhere = set[int]().union(*parts)
     shapes = [(max(1, token_budget // length), length) for length in everywhere]
     shapes.sort(key=lambda shape: (shape[0] * shape[1], shape[1]), reverse=True)
     measure = _Measure(step, group)

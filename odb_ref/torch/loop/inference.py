@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset
 
-from odb_ref.core.errors import JobError, UsageError
+from odb_ref.core.errors import UsageError
 from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.batches import Batch
-from odb_ref.torch.gathering import check_outputs, name_rank, own_memory
+from odb_ref.torch.gathering import check_outputs, own_memory
 from odb_ref.torch.loop.memory import attempt, release_memory
-from odb_ref.torch.loop.ranks import gather
+from odb_ref.torch.loop.ranks import gather_results
 from odb_ref.torch.settings import Batching, Loss, Protocol
 
 _LOG: Final = logging.getLogger("odb_ref")
@@ -46,9 +46,9 @@ def generate(
     Raises: what ``run`` raises, and OutOfMemoryError for a sample that does not fit alone; then JobError on the other ranks.
     """
     numbered = _Numbered(dataset)
-    found: dict[int, Output] = {}
-    error: Exception | None = None
-    try:
+
+    def run_own() -> dict[int, Output]:
+        found: dict[int, Output] = {}
         loader = ODBDataLoader[list[tuple[int, Element]]](
             numbered,
             token_budget=token_budget,
@@ -62,15 +62,9 @@ def generate(
             for samples, info in loader.steps():
                 if not info.is_idle:
                     found |= _run(run, collate_fn, samples)
-    except Exception as raised:  # the other ranks wait for this rank's results
-        error = raised
-    said = gather((found, None if error is None else f"{type(error).__name__}: {error}"), group)
-    if error is not None:
-        raise error
-    for rank, (_, cause) in enumerate(said):
-        if cause is not None:
-            raise JobError(f"{name_rank(rank, group)} failed: {cause}", rank, cause)
-    outputs = {number: output for part, _ in said for number, output in part.items()}
+        return found
+
+    outputs = {number: output for part in gather_results(run_own, group) for number, output in part.items()}
     return [outputs[number] for number in range(len(numbered))]
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from odb_ref.torch.gathering import all_reduce, gather_objects
+from odb_ref.core.errors import JobError
+from odb_ref.torch.gathering import all_reduce, gather_objects, name_rank
 
 Value = TypeVar("Value")
 
@@ -21,6 +22,25 @@ def gather(own: Value, group: dist.ProcessGroup | None) -> list[Value]:
     """Returns the value of each rank, in rank order. A collective."""
     with unset_fake_temporarily():  # memory may be probed with fake tensors, which have no content to send
         return gather_objects(own, group)
+
+
+def gather_results(make: Callable[[], Value], group: dist.ProcessGroup | None) -> list[Value]:
+    """Returns what ``make`` returns on each rank, in rank order. A collective: if it raises on one, none waits for that rank.
+
+    Raises: what ``make`` raises here, otherwise JobError for a rank where it raised.
+    """
+    own, error = list[Value](), None
+    try:
+        own = [make()]
+    except Exception as raised:
+        error = raised
+    said = gather((own, "" if error is None else f"{type(error).__name__}: {error}"), group)
+    if error is not None:
+        raise error
+    for rank, (_, cause) in enumerate(said):
+        if cause:
+            raise JobError(f"{name_rank(rank, group)} failed: {cause}", rank, cause)
+    return [value for (value,), _ in said]
 
 
 def reduce(
