@@ -43,12 +43,12 @@ def check_seal(state: object) -> Mapping[str, object]:
     """
     if not isinstance(state, Mapping):
         raise UsageError(f"load_state_dict: a state must be a dict, got {type(state).__name__}")
-    if "version" not in state:
+    if "version" not in state and _SEAL not in state:
         raise UsageError(
             f"load_state_dict: this is not what a loader's state_dict() returned, but has the keys {list(state)!r:.80}: "
             "pass the state itself, or to JobState(loader).load_state_dict what a JobState saved"
         )
-    if (version := state["version"]) != VERSION:
+    if (version := state.get("version")) != VERSION:
         found = version if isinstance(version, int) and 0 <= version < 2**16 else "unknown"
         raise UsageError(f"load_state_dict: the state has version {found}, but this library reads version {VERSION}")
     checksums = state.get(_SEAL)
