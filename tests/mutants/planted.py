@@ -1,9 +1,9 @@
 """Plants subtle defects in a copy of the repository, one by one: which test of the fast loop catches each, and how fast?
 
-``python -m tests.mutants.planted`` prints the table. ``--only TEXT`` selects defects by name, ``--by-vectors`` uses only the
-conformance kit, for the planner and the pure rules of the core. ``protocol.txt`` has defects of a protocol, and ``deep.txt``
-defects that show only deep in a run. ``slips.txt`` has slips of the hand: a sign, a bound, a wrong name in a message, a number
-cut to too few bits, one field of several forgotten.
+``python -m tests.mutants.planted`` prints the table, once the tests have passed without a defect. ``--only TEXT`` selects
+defects by name, ``--by-vectors`` uses only the conformance kit, for the planner and the pure rules of the core.
+``protocol.txt`` has defects of a protocol, and ``deep.txt`` defects that show only deep in a run. ``slips.txt`` has slips of
+the hand: a sign, a bound, a wrong name in a message, a number cut to too few bits, one field of several forgotten.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.helpers.capture import capture
 from tests.mutants.defects import Defect, read_defects
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("odb_ref", "simulator", "tests", "spec", "examples", "pyproject.toml")
+COPIED = ("odb_ref", "simulator", "tests", "spec", "docs", "examples", "pyproject.toml")
 OF_THE_CORE = ("tests/core/test_wide_numbers.py", "tests/core", "tests/spec")
 OF_THE_ADAPTER = ("tests/torch/test_budget.py", "tests/torch/test_updates.py", "tests/torch/test_state.py")
 OF_THE_EXCHANGE = ("tests/torch/test_identity.py", "tests/torch/test_mesh.py")
@@ -58,29 +59,32 @@ def choose_tests(module: str) -> tuple[str, ...]:
     return OF_THE_CORE
 
 
-def plant(planted: Defect, folder: Path) -> None:
-    """Makes a copy of the repository that has the defect.
+def plant(planted: Defect | None, folder: Path) -> None:
+    """Makes a copy of the repository that has the defect, if one is given.
 
     Raises: ValueError when the text to change is not there once.
     """
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis"))
+            shutil.copytree(
+                source, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis", "_build")
+            )
         else:
             shutil.copy(source, folder / name)
-    path = folder / planted.module
-    path.write_text(planted.plant(path.read_text()))
+    if planted is not None:
+        path = folder / planted.module
+        path.write_text(planted.plant(path.read_text()))
 
 
-def catch(planted: Defect) -> tuple[str, float]:
-    """Returns the first test that fails, or an empty string if the defect survives, and the seconds until then."""
+def catch(planted: Defect | None, tests: Sequence[str]) -> tuple[str, float]:
+    """Returns the first of the tests that fails, or an empty string if the defect survives, and the seconds until then."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plant(planted, folder)
         began = time.perf_counter()
         path = os.pathsep.join([str(folder), str(folder / "simulator")])
-        arguments = ["-x", "-rfE", "-p", "no:cacheprovider", "-m", "not slow", "--tb=no", *choose_tests(planted.module)]
+        arguments = ["-x", "-rfE", "-p", "no:cacheprovider", "-m", "not slow", "--tb=no", *tests]
         done = capture(
             [sys.executable, "-m", "pytest", *arguments],
             cwd=folder,
@@ -121,10 +125,16 @@ def main() -> int:
     chosen = [planted for planted in PLANTED if options.only in planted.name]
     if options.by_vectors:
         chosen = [planted for planted in chosen if planted.module.startswith(PURE)]
+    for tests in () if options.by_vectors else sorted({choose_tests(planted.module) for planted in chosen}):
+        caught, _ = catch(None, tests)
+        if caught:  # and would catch every defect
+            sys.exit(f"{caught} fails without a defect")
     print("| defect | in | caught by | after |\n|---|---|---|--:|")
     survivors = 0
     for planted in chosen:
-        caught, seconds = catch_by_vectors(planted) if options.by_vectors else catch(planted)
+        caught, seconds = (
+            catch_by_vectors(planted) if options.by_vectors else catch(planted, choose_tests(planted.module))
+        )
         survivors += not caught
         print(f"| {planted.name} | `{planted.module}` | {caught or 'SURVIVES'} | {seconds:.0f} s |", flush=True)
     return int(survivors > 0)
