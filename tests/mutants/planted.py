@@ -22,7 +22,8 @@ from tests.helpers.capture import capture
 from tests.mutants.defects import Defect, read_defects
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("odb_ref", "simulator", "tests", "spec", "docs", "examples", "pyproject.toml")
+COPIED = ("odb_ref", "simulator", "tests", "spec", "proofs", "docs", "examples", "pyproject.toml", "README.md")
+UNCOPIED = shutil.ignore_patterns("__pycache__", ".hypothesis", "_build", "*.vo*", "*.glob", "*.aux")
 OF_THE_CORE = ("tests/core/test_wide_numbers.py", "tests/core", "tests/spec")
 OF_THE_ADAPTER = ("tests/torch/test_budget.py", "tests/torch/test_updates.py", "tests/torch/test_state.py")
 OF_THE_EXCHANGE = ("tests/torch/test_identity.py", "tests/torch/test_mesh.py")
