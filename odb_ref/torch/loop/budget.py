@@ -20,7 +20,7 @@ import torch.distributed as dist
 from odb_ref.core.errors import JobError, UsageError, check_integer
 from odb_ref.torch.gathering import name_rank
 from odb_ref.torch.loop.memory import get_available_bytes, is_out_of_memory, measure_peak, release_memory
-from odb_ref.torch.loop.ranks import gather, gather_results
+from odb_ref.torch.loop.ranks import gather_results
 
 Step = Callable[[int, int], object]
 """Runs a training step on a made-up batch: takes the number of samples, and the length of each in tokens."""
@@ -182,27 +182,22 @@ class _Measure:
         self._group = group
 
     def __call__(self, samples: int, length: int) -> MemoryPoint:
-        peak, error = None, None
-        try:
-            peak = measure_peak(lambda: self._step(samples, length))
-        except Exception as raised:  # the other ranks wait for this rank's result
-            error = raised
-        cause = "" if error is None or is_out_of_memory(error) else f"{type(error).__name__}: {error}"
-        said = gather((peak, cause), self._group)
-        for rank, (_, other) in enumerate(said):
-            if other:
-                raise error or JobError(
-                    f"{name_rank(rank, self._group)} failed while memory was measured: {other}", rank, other
-                )
-        peaks = [peak for peak, _ in said if peak is not None]
-        self.rank_without = next((rank for rank, (peak, _) in enumerate(said) if peak is None), None)
-        peak = max(peaks) if self.rank_without is None else None
+        peaks = gather_results(lambda: self._measure_own(samples, length), self._group)
+        self.rank_without = peaks.index(None) if None in peaks else None
+        peak = max(peak for peak in peaks if peak is not None) if self.rank_without is None else None
         found = MemoryPoint(samples=samples, length=length, peak_bytes=peak)
         self.points.append(found)
-        if error is not None:
-            error = None  # releases its frames, which hold tensors
-            release_memory()
         return found
+
+    def _measure_own(self, samples: int, length: int) -> int | None:
+        """Returns the peak on this rank, or None if it ran out of memory."""
+        try:
+            return measure_peak(lambda: self._step(samples, length))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        release_memory()  # here the error no longer holds its frames, which hold tensors
+        return None
 
 
 def _probe(measure: _Measure, length: int, allowed_bytes: float, growth: float) -> list[MemoryPoint]:
