@@ -114,6 +114,8 @@ Qed.
 Section Age.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
+(** Every round forms steps. *)
+Hypothesis plain : forall r, r < W -> c_updates (cfg r) = None.
 (** In quota mode windows are not bounded in bytes, have one size on all ranks and do not shrink (R2.3), and no order is shared.
     Positions count a rank's input from 0. *)
 Hypothesis growing : forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ c_shares (cfg r) = false /\ forall p k j, k <= j -> c_window (cfg r) p k <= c_window (cfg r) r j.
@@ -125,6 +127,11 @@ Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 Notation quota_met := (Facts.quota_met cfg).
 
+Lemma every_round : forall r, r < W -> (forall k, has_steps (cfg r) k = true) /\
+  (forall u, form_groups (cfg r) u = c_group (cfg r) (budget u) (window u)) /\ (forall u n, form_steps (cfg r) u n = c_align (cfg r) (round u) (groups u) n (due_before (cfg r) u)) /\
+  (forall a, count_steps (cfg r) a = if c_is_quota (cfg r) then Nat.min (c_rule (cfg r) a) (o_samples_min a) else c_rule (cfg r) a).
+Proof. intros r H. apply without_updates, plain, H. Qed.
+
 (** An agreement that is good, holds no stop and leaves samples to plan is sane. *)
 Definition sane_entry (p : list msg * result) : Prop :=
   match snd p with Agreed a => is_bad a = false -> o_stop_rank a = None -> o_samples_max a <> 0 -> sane a | _ => True end.
@@ -134,7 +141,7 @@ Proof.
   induction 1 as [|s l t R IH St]; [constructor|]. pose proof (invariant_of W cfg depth input ok s R) as I.
   destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; simpl; try exact IH. apply Forall_app. split; [exact IH|]. constructor; [|constructor].
   unfold sane_entry. simpl. destruct x as [a| |]; auto. intros B Sr NZ.
-  destruct (good_agreement_facts W cfg depth input ok s a I P Rd B Sr) as [_ [G _]]. apply G, NZ.
+  destruct (good_agreement_facts W cfg depth input ok s a I P Rd B Sr) as [_ [G _]]. apply (G NZ), (every_round 0 (some_rank _ _ ok)).
 Qed.
 
 (** All marks of every rank: the number of samples it had read when the window of each round was agreed on. *)
@@ -164,7 +171,7 @@ Record full (c : config) (r : nat) (met : bool) (s : state) : Prop := {
 Lemma reachable_full : forall s, reachable s -> forall r, r < W -> full (cfg r) r (quota_met (hist_of s r)) (rank_of s r).
 Proof.
   apply (each_rank_always W cfg depth input ok (fun r rs u => full (cfg r) r (quota_met (history (cfg 0) rs)) u)).
-  - intros r H. constructor; simpl; auto.
+  - intros r H. constructor; rewrite initial_in_count; simpl; auto.
   - intros s i e t R H M NG E [U1 U2]. pose proof (own_event_keeps_in_count _ _ _ _ _ _ NG E) as Z. pose proof (held_transition _ _ _ _ _ _ NG E) as A. set (u := rank_of s i) in *.
     destruct e as [xs en full| | | | | |]; try (unfold held in A; injection A as A1 A2 A3 A4; constructor; rewrite Z, A1, A2, A4; [exact U1|rewrite A3; exact U2]).
     destruct A as [W1 [W2 A]]. unfold held in A. injection A as A1 A2 A3 A4.
@@ -183,8 +190,7 @@ Proof.
         { destruct (agree_cases _ _ _ _ _ _ E) as [C _]. destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
           destruct (answered_offer W cfg depth input s i a I H M Ph) as [o [os [A [Io [_ O]]]]]. fold u in O.
           destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 _]]].
-          pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Ca in Pl.
-          rewrite R3 in Pl at 2. rewrite (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i H) (budget u) (window u))) in Pl. lia. }
+          pose proof (Permutation_length (formed_perm _ (configs_ok _ _ ok i H) u n R3)) as Pl. rewrite app_length, <- Ca in Pl. lia. }
         constructor; rewrite Z, A4; replace (round u + 1) with (S (round u)) by lia.
         -- intros Qm. specialize (U1 Qm). destruct U1 as [U1|U1]; [auto|right]. pose proof (proj2 (proj2 (growing i H Qm)) i _ _ (Nat.le_succ_diag_r (round u))). rewrite A2. destruct (ended u || c_shares (cfg i)); lia.
         -- intros Qm En. rewrite A3 in En. rewrite A2, En, (proj1 (proj2 (growing i H Qm))). simpl. lia.
@@ -257,14 +263,16 @@ Proof.
     + right. destruct (Kt y eq_refl) as [K1 Wa]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K1)) as P1. rewrite Hk in P1. split; [exact P1|].
       simpl in E. fold u in E. destruct St as [[Ph [o [Po [Ro Mo]]]]|[Ph _]]; rewrite Ph in E; destruct y as [a|cs|rs]; try discriminate.
       * destruct (agree_cases _ _ _ _ _ _ E) as [C _]. destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|m B Sr Ra Tg _ _ Al Ca]; try congruence.
-        destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po' O]]. fold u in Po', O. rewrite Po in Po'. injection Po' as <-. destruct (of_ready _ _ _ _ O Ro) as [_ [_ [R3 [R4 _]]]].
-        destruct (n_count _ _ _ S2 _ Hk) as [T1 [T2 _]]. pose proof (k_kind _ _ _ _ _ _ K1) as Kk. unfold kind_ok in Kk. rewrite P1, Hk in Kk. destruct Kk as [Kk _]. injection Kk as Kk.
-        pose proof (ok_align_length _ (configs_ok _ _ ok i Hi) (round u) (groups u) (S m) (due_before (cfg i) u)) as La. rewrite <- Al in La.
+        destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po' O]]. fold u in Po', O. rewrite Po in Po'. injection Po' as <-. destruct (of_ready _ _ _ _ O Ro) as [_ [R2 [R3 [R4 _]]]].
+        rewrite (held_is_window _ _ _ _ _ _ (configs_ok _ _ ok i Hi) K Ph R2 R3 (proj1 (every_round i Hi) _)) in R4. rewrite (proj1 (proj2 (every_round i Hi))) in R3.
+        rewrite (proj1 (proj2 (proj2 (every_round i Hi)))) in Al, Ca.
+        destruct (n_count _ _ _ S2 _ Hk) as [T2 [[_ T1]|[T1 _]]]; [rewrite (proj1 (every_round 0 (some_rank _ _ ok))) in T1; discriminate|]. pose proof (k_kind _ _ _ _ _ _ K1) as Kk. unfold kind_ok in Kk. rewrite P1, Hk in Kk. destruct Kk as [Kk _]. injection Kk as Kk.
+        pose proof (ok_align_length _ (configs_ok _ _ ok i Hi) (round u) (groups u) m (due_before (cfg i) u)) as La. rewrite <- Al in La.
         pose proof (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i Hi) (budget u) (window u))) as Lg. rewrite <- R3 in Lg.
         assert (Ln : n = length (concat (groups u))) by (rewrite Lg; destruct (is_quota_met _ _); lia).
         pose proof (ok_group_nonempty _ (configs_ok _ _ ok i Hi) (budget u) (window u)) as Ne. rewrite <- R3 in Ne.
-        pose proof (ok_align_work _ (configs_ok _ _ ok i Hi) (round u) (groups u) (S m) (due_before (cfg i) u) Ne ltac:(lia)) as F. rewrite <- Al in F.
-        pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i Hi) (round u) (groups u) (S m) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al, <- Ca in Pl.
+        pose proof (ok_align_work _ (configs_ok _ _ ok i Hi) (round u) (groups u) m (due_before (cfg i) u) Ne ltac:(lia)) as F. rewrite <- Al in F.
+        pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i Hi) (round u) (groups u) m (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al, <- Ca in Pl.
         apply concat_of_nonempty in F.
         destruct (window t) as [|z zs]; [reflexivity|]. simpl in Pl. lia.
       * exfalso. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. destruct Kk as [Kk _]. rewrite Wa in Hk. unfold h_step in Hk. rewrite Kk in Hk. discriminate.
@@ -284,18 +292,17 @@ Proof.
     { assert (Hk' : exists o l, h_kind (whole s') = NClosed o l) by (rewrite Wh; unfold h_step; rewrite Hk, B, Sr; simpl; eauto). destruct Hk' as [o [l Hk']]. constructor; rewrite Hk'; [auto|discriminate]. }
     destruct (target (cfg 0) a) as [|n] eqn:Tg.
     { assert (Hk' : exists o l, h_kind (whole s') = NClosed o l) by (rewrite Wh; unfold h_step; rewrite Hk, B, Sr, Tg; simpl; eauto). destruct Hk' as [o [l Hk']]. constructor; rewrite Hk'; [auto|discriminate]. }
-    assert (Hk' : h_kind (whole s') = NCount (S n)) by (rewrite Wh; unfold h_step; rewrite Hk, B, Sr, Tg; reflexivity).
+    assert (Hk' : h_kind (whole s') = NCount n) by (rewrite Wh; unfold h_step; rewrite Hk, B, Sr, Tg; reflexivity).
     destruct (good_agreement_facts W cfg depth input ok s a I P Rd B Sr) as [G1 [G2 [[p [Hp [op [Pop Mop]]]] [q [Hq [o [Po Mo]]]]]]].
-    assert (NZ : o_samples_max a <> 0) by (intros Z; unfold target in Tg; rewrite Z in Tg; discriminate). destruct (G2 NZ) as [Sa Qf].
+    destruct (target_makes _ _ _ Tg) as [NZ [Mi Tn]]. rewrite (proj2 (proj2 (proj2 (every_round 0 SR)))) in Tn. destruct (G2 NZ) as [Qf Sa]. specialize (Sa (proj1 (every_round 0 SR) _)).
     assert (Fresh : lowered (results s) = false).
-    { destruct (lowered (results s)) eqn:L; [exfalso|reflexivity]. pose proof (sp_lowered s Sp L) as Old. rewrite Hk in Old. destruct Old as [Old|[i [Hi [En Wi]]]]; [congruence|].
-      destruct (G1 i Hi) as [oi [_ [_ [_ [_ [_ [M1 M2]]]]]]]. rewrite Qf, Wi in M2. simpl in M2. pose proof (lowered_quota _ L) as Lq. unfold target in Tg. rewrite Lq in Tg.
-      replace (o_samples_min a =? 0) with true in Tg by (symmetry; apply Nat.eqb_eq; lia). rewrite orb_comm in Tg. discriminate. }
+    { destruct (lowered (results s)) eqn:L; [exfalso|reflexivity]. pose proof (sp_lowered s Sp L) as Old. rewrite Hk in Old. destruct Old as [Old|[i [Hi [[En _] Wi]]]]; [congruence|].
+      destruct (G1 i Hi) as [oi [_ [_ [_ [_ [_ [M1 M2]]]]]]]. unfold held_of in M2. rewrite (plain i Hi), Qf, Wi in M2. simpl in M2. specialize (Mi (lowered_quota _ L)). lia. }
     constructor.
     + rewrite Lx, Fresh, Hk'. simpl. intros Lw. unfold is_lowered in Lw. apply andb_true_iff in Lw as [Lq Lw]. apply Nat.ltb_lt in Lw.
       destruct (G1 q Hq) as [o' [Po' [Phq [Ro [Wq [M1 [M2 M3]]]]]]]. rewrite Po in Po'. injection Po' as <-.
       destruct (G1 p Hp) as [o'' [Pp' [Php [_ [Wp [_ [_ M4]]]]]]]. rewrite Pop in Pp'. injection Pp' as <-.
-      assert (Tn : S n = o_samples_min a) by (unfold target in Tg; rewrite Lq in Tg; destruct ((o_samples_max a =? 0) || (true && (o_samples_min a =? 0))); [discriminate|]; lia).
+      rewrite Lq in Tn. assert (Tm : n = o_samples_min a) by lia.
       assert (Same : forall r, r < W -> cfg r = cfg 0).
       { intros r H. exact (good_agreement W cfg SR (prints_differ _ _ ok) (messages W s) a r (exchange_entry W cfg depth input s _ I P Rd) B H). }
       exists q. split; [exact Hq|]. split; [|left; split; [exact Phq|]; exists o; simpl; repeat split; [exact Po|exact Ro|congruence]].
@@ -306,7 +313,8 @@ Proof.
       rewrite Wp', Qf in Cp. destruct Cp as [Cp|Cp]; [discriminate|]. unfold in_count in Cp. rewrite Php, Wp, !Nat.add_0_r in Cp.
       pose proof (k_round _ _ _ _ _ _ (g_core _ _ _ _ _ I p Hp)) as Kp. pose proof (k_round _ _ _ _ _ _ (g_core _ _ _ _ _ I q Hq)) as Kq. rewrite Wp' in Kp. rewrite Wq' in Kq. rewrite Kp in Cp. rewrite Kq in Fq.
       pose proof (proj2 (proj2 (growing q Hq Qq)) p _ _ (Nat.le_refl (h_round (whole s)))) as Pq. rewrite (Same q Hq) in Pq.
-      pose proof (ok_rule _ (configs_ok _ _ ok 0 ltac:(lia)) a Sa) as Bd. rewrite Qf in M3, M4. lia.
+      pose proof (ok_rule _ (configs_ok _ _ ok 0 ltac:(lia)) a Sa) as Bd. pose proof (ok_window _ (configs_ok _ _ ok 0 SR) p (h_round (whole s)) (proj1 (every_round 0 SR) _)) as Wp1.
+      rewrite Qf in M3, M4. unfold held_of in M3, M4. rewrite (plain q Hq) in M3. rewrite (plain p Hp) in M4. simpl in M3, M4. lia.
     + intros l a' n' El _. rewrite Rs in El. apply app_inj_tail in El as [<- _]. unfold doomed. rewrite Fresh, orb_false_r. exact Qf.
   - destruct (pending_counts W cfg depth input s cs I P Rd) as [X1 _].
     assert (Hk' : h_kind (whole s') = NOffer) by (rewrite Wh; unfold h_step; rewrite Hk; reflexivity). constructor; [|intros l a n El _; rewrite Rs in El; apply app_inj_tail in El as [_ El]; discriminate].
@@ -367,7 +375,7 @@ Qed.
 Lemma every_marked_state_is_young : forall s m, marked s m -> forall r, r < W -> young (c_max_age (cfg r)) (doom s r) (rank_of s r) (m r).
 Proof.
   induction 1 as [|s l t m M IH St]; intros r H.
-  - constructor; simpl; try lia; try easy.
+  - destruct (initial_phase (cfg r) r) as [Ph|Ph]; constructor; simpl; try lia; try easy; try (intros; simpl in Ph; congruence); unfold in_count; simpl in Ph |- *; rewrite Ph; reflexivity.
   - pose proof (marked_reachable s m M) as R. pose proof (invariant_of W cfg depth input ok s R) as I.
     destruct St as [s i e t Hi My E|s x P Rd|s i Hi Ru Tk|s d n la Hd Dr]; [| |exact (IH r H)|destruct (IH r H); constructor; assumption].
     2:{ match goal with |- young _ (doom ?z r) _ _ => replace (doom z r) with (doom s r); [exact (IH r H)|] end. unfold doom. f_equal. symmetry.
@@ -381,10 +389,7 @@ Proof.
     specialize (IH i H). pose proof (g_core _ _ _ _ _ I i H) as K.
     assert (Rt : rank_of s' i = t) by (simpl; apply update_same). rewrite Rt. set (u := rank_of s i) in *. set (age := c_max_age (cfg i)) in *.
     pose proof (ok_age _ (configs_ok _ _ ok i H)) as A1. fold age in A1.
-    assert (Early : Forall (fun y => s_round y < round u) (steps_of u)).
-    { pose proof (history_rounds (cfg 0) (seen s i)) as Hr. change (history _ _) with (hist_of s i) in Hr. rewrite <- (k_steps _ _ _ _ _ _ K), <- (k_round _ _ _ _ _ _ K) in Hr. fold u in Hr.
-      rewrite Forall_forall in Hr. apply Forall_forall. intros y Hy. exact (Hr (shared y) (in_map shared _ _ Hy)). }
-    rewrite Forall_forall in Early.
+    assert (Early : forall y, In y (steps_of u) -> s_round y < round u) by (intros y; apply (steps_are_of_earlier_rounds W cfg depth input ok s i y R H)).
     pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
     + destruct (got_current W cfg depth input s i y I H My) as [Gl [_ [Wh [ms [El Em]]]]].
       assert (Seen : seen s' i = seen s i ++ [y]).
@@ -405,18 +410,18 @@ Proof.
            pose proof (log_entry W cfg depth input s _ _ I El) as EO. destruct (answered_offer W cfg depth input s i a I H My Ph) as [o [os [A [Io [Po O]]]]]. fold u in Po, O.
            pose proof (good_agreement W cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ _ i EO B H) as Ci.
            destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 [_ [_ [_ R7]]]]]].
-           assert (NZ : o_samples_max a <> 0) by (intros Z; unfold target in Tg; rewrite Z in Tg; discriminate).
+           destruct (target_makes _ _ _ Tg) as [NZ [_ Tn]]. rewrite (proj2 (proj2 (proj2 (every_round i H)))) in Tn.
            pose proof (logged_agreements_are_sane s R) as LS. rewrite Forall_forall in LS. specialize (LS _ (nth_error_In _ _ El) B Sr NZ).
            pose proof (ok_rule _ (configs_ok _ _ ok i H) a LS) as Bd.
            (* A round makes steps only if nothing was doomed before it. *)
            assert (Hope : doom s i = false).
            { unfold doom, seen. destruct My as [_ [My _]]. pose proof (firstn_snoc _ _ _ _ My) as Fs. rewrite Gl in Fs. rewrite firstn_all2 in Fs by (unfold results; rewrite map_length; lia).
              pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk.
-             apply (sp_sound s (reachable_spent s R) _ a (S n) Fs). rewrite Wh. unfold h_step. rewrite Kk, B, Sr, <- Ci, Tg. reflexivity. }
+             apply (sp_sound s (reachable_spent s R) _ a n Fs). rewrite Wh. unfold h_step. rewrite Kk, B, Sr, <- Ci, Tg. reflexivity. }
            assert (Wa : forall x k, In x (window u) -> k < length (m i) -> pos x < nth k (m i) 0 -> length (m i) <= k + age).
            { intros x k Hx Lk Lp. destruct (Y4 x k Hx Lk Lp) as [Z|Z]; [exact Z|congruence]. }
-           assert (Pm : Permutation (concat (aligned t) ++ window t) (window u)).
-           { rewrite Al, Ca, (ok_align_perm _ (configs_ok _ _ ok i H)), R3. apply (ok_group_perm _ (configs_ok _ _ ok i H)). }
+           assert (Pm : Permutation (concat (aligned t) ++ window t) (window u)) by (rewrite Al, Ca; exact (formed_perm _ (configs_ok _ _ ok i H) u n R3)).
+           rewrite (proj1 (proj2 (proj2 (every_round i H)))) in Ca.
            constructor.
            ++ intros k Lk. rewrite Rd1. destruct (nth_snoc _ _ _ Lk) as [[L ->]|[-> ->]]; [apply Y1, L|lia].
            ++ rewrite (Rd4 Pt), Y2. apply last_n_snoc, A1.
@@ -426,12 +431,10 @@ Proof.
               left. rewrite app_length. simpl. destruct (nth_snoc _ _ _ Lk) as [[L E1]|[-> E1]]; rewrite E1 in Lp; [|lia].
               assert (Hu : In x (window u)) by (apply (Permutation_in _ Pm), in_or_app; auto). pose proof (Wa x k Hu L Lp) as B1.
               destruct (Nat.eq_dec (length (m i)) (k + age)) as [Q|Q]; [exfalso|lia].
-              assert (Due : count_due (due_before (cfg i) u) (groups u) <= S n).
-              { rewrite <- R7. pose proof (ag_due _ _ A o Io). unfold is_lowered in Low. rewrite <- Ci in Low. unfold target in Tg. destruct (c_is_quota (cfg i)); simpl in Low, Tg.
-                - apply Nat.ltb_ge in Low. destruct ((o_samples_max a =? 0) || (o_samples_min a =? 0)); [discriminate|]. lia.
-                - destruct ((o_samples_max a =? 0) || false); [discriminate|]. lia. }
+              assert (Due : count_due (due_before (cfg i) u) (groups u) <= n).
+              { rewrite <- R7. pose proof (ag_due _ _ A o Io). unfold is_lowered in Low. rewrite <- Ci in Low. destruct (c_is_quota (cfg i)); simpl in Low; [apply Nat.ltb_ge in Low|]; lia. }
               pose proof (ok_align_due _ (configs_ok _ _ ok i H) (round u) _ _ _ Due) as Fc. rewrite <- Ca in Fc. rewrite Forall_forall in Fc.
-              specialize (Fc x Hx). unfold due_before in Fc. rewrite Y2, last_n_length in Fc. fold age in Fc.
+              specialize (Fc x Hx). unfold due_before, due_of in Fc. rewrite (plain i H) in Fc. simpl in Fc. rewrite Y2, last_n_length in Fc. fold age in Fc.
               replace (Nat.min age (length (m i)) =? age) with true in Fc by (symmetry; apply Nat.eqb_eq; lia). rewrite last_n_hd in Fc by lia.
               replace (length (m i) - age) with k in Fc by lia. lia.
            ++ intros x k _ Hx Lk Lp. rewrite Rd2. destruct (nth_snoc _ _ _ Lk) as [[L E1]|[-> E1]]; rewrite E1 in Lp; [|lia].
@@ -508,7 +511,7 @@ Theorem what_is_due_is_what_was_held_max_age_rounds_before : forall s m r, marke
   if c_max_age (cfg r) <=? round (rank_of s r) then nth (round (rank_of s r) - c_max_age (cfg r)) (m r) 0 else 0.
 Proof.
   intros s m r M H P. pose proof (every_marked_state_is_young s m M r H) as Y. pose proof (ok_age _ (configs_ok _ _ ok r H)) as A1.
-  pose proof (y_length _ _ _ _ Y) as L. rewrite (not_in_count _ P), Nat.add_0_r in L. unfold due_before. rewrite (y_marks _ _ _ _ Y), last_n_length, L.
+  pose proof (y_length _ _ _ _ Y) as L. rewrite (not_in_count _ P), Nat.add_0_r in L. unfold due_before, due_of. rewrite (plain r H). cbn [negb is_some andb]. rewrite (y_marks _ _ _ _ Y), last_n_length, L.
   destruct (c_max_age (cfg r) <=? round (rank_of s r)) eqn:B.
   - apply Nat.leb_le in B. replace (Nat.min _ _ =? _) with true by (symmetry; apply Nat.eqb_eq; lia). rewrite last_n_hd by lia. rewrite L. reflexivity.
   - apply Nat.leb_gt in B. replace (Nat.min _ _ =? _) with false by (symmetry; apply Nat.eqb_neq; lia). reflexivity.
@@ -569,6 +572,8 @@ End Age.
 Section Join.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
+(** Every round forms steps. *)
+Hypothesis plain : forall r, r < W -> c_updates (cfg r) = None.
 (** Join mode on every rank; positions count a rank's input from 0. *)
 Hypothesis join : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None.
 Hypothesis placed : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
@@ -590,7 +595,7 @@ Qed.
 Theorem a_held_sample_is_never_older_than_max_age_rounds : forall s m r x k, marked s m -> r < W ->
   In x (window (rank_of s r)) -> k < length (m r) -> pos x < nth k (m r) 0 -> round (rank_of s r) <= k + c_max_age (cfg r).
 Proof.
-  intros s m r x k M H Hx Lk Lp. pose proof (every_marked_state_is_young W cfg depth input ok join_growing placed s m M r H) as Y. rewrite never_doomed in Y.
+  intros s m r x k M H Hx Lk Lp. pose proof (every_marked_state_is_young W cfg depth input ok plain join_growing placed s m M r H) as Y. rewrite never_doomed in Y.
   destruct (y_window _ _ _ _ Y x k Hx Lk Lp); [|discriminate]. pose proof (y_length _ _ _ _ Y). lia.
 Qed.
 
@@ -600,7 +605,7 @@ Theorem a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_lat
   at_phase (rank_of s r) <> COUNT -> In x (window (rank_of s r)) -> round (rank_of s r) + c_max_age (cfg r) < round (rank_of t r) ->
   exists y, In y (steps_of (rank_of t r)) /\ In x (s_group y) /\ s_round y <= round (rank_of s r) + c_max_age (cfg r).
 Proof.
-  intros s t r x R Ld H P Hx Lr. destruct (planned_in_time_or_doomed W cfg depth input ok join_growing placed s t r x R Ld H P Hx Lr) as [A|[D _]]; [exact A|].
+  intros s t r x R Ld H P Hx Lr. destruct (planned_in_time_or_doomed W cfg depth input ok plain join_growing placed s t r x R Ld H P Hx Lr) as [A|[D _]]; [exact A|].
   rewrite never_doomed in D. discriminate.
 Qed.
 

@@ -133,7 +133,7 @@ Proof.
     { destruct (of_round _ _ _ _ O) as [R1 R2]. destruct (ag_round _ _ A o Io) as [R3 R4].
       destruct (not_bad a B) as [_ [Eq _]]. lia. }
     rewrite Rr, Nat.eqb_refl. simpl. destruct (o_stop_rank a) eqn:Sr; [eauto|].
-    destruct (o_ready a) eqn:Ra; simpl; [destruct (target (cfg r) a); [eauto|]; destruct (c_align _ _ _ _ _); eauto|].
+    destruct (o_ready a) eqn:Ra; simpl; [destruct (target (cfg r) a); [eauto|]; destruct (align_at _ _ _ _ _ _); eauto|].
     exfalso. assert (Rt : o_ready a = true); [|congruence]. apply (all_were_ready a os A B Sr). intros o1 Ho Ro. apply In_nth_error in Ho as [i Hi].
     destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. exact (Fl Ro).
   - destruct (reduce_counted _ _ ER) as [l [-> [F _]]]. apply in_map_iff in Em as [c [Ec Ic]]. rewrite <- Ec in Sa. destruct Sa as [Ph ->]. rewrite Ph.
@@ -146,12 +146,12 @@ Lemma answer_possible : forall s r x, reachable s -> r < W -> pending s r = fals
 Proof.
   intros s r x R H P E. set (u := rank_of s r).
   assert (C : ended u = true \/ 1 <= length (window u) + wanted u \/ ended u = false /\ wanted u = 0) by (destruct (ended u), (wanted u); auto; right; left; lia).
-  assert (D : has_more u \/ c_shares (cfg r) = true /\ at_phase u = COUNT).
+  assert (D : has_more (cfg r) u \/ c_shares (cfg r) = true /\ at_phase u = COUNT).
   { destruct (k_window _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H)) as [M|[M Sh]]; auto. }
-  assert (Take : (c_shares (cfg r) = true -> has_more u) -> can (calm s) s).
+  assert (Take : (c_shares (cfg r) = true -> has_more (cfg r) u) -> can (calm s) s).
   { intros Mo. assert (M : may cfg input s r (Got x)) by (split; auto). destruct (every_result_is_accepted s r x R H P E) as [t T].
     eapply can_rank; [exact H|exact M|exact T|split; exact Logic.I]. }
-  destruct D as [D|[Sh Ph]]; [exact (Take (fun _ => D))|]. destruct C as [C|[C|[En Wa]]]; [apply Take; intros _; left; exact C|apply Take; intros _; right; exact C|].
+  destruct D as [D|[Sh Ph]]; [exact (Take (fun _ => D))|]. destruct C as [C|[C|[En Wa]]]; [apply Take; intros _; left; exact C|apply Take; intros _; right; left; exact C|].
   exists (LDrawn r (length (input r) - read u) true). eexists. split; [split; [split; [exact Logic.I|exact Ph]|exact Logic.I]|].
   pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H)) as Rd. fold u in Rd.
   apply StepDrawn; [exact H|]. unfold may_draw. fold u. repeat split; auto; try lia. left. repeat split; auto.

@@ -12,10 +12,15 @@ Import ListNotations.
 (** The answer to a read reports neither the end nor a full window. [Counted] begins with a draw, so it is left to [shared_step]. *)
 Definition handle_shared (c : config) (rank depth : nat) (u : state) (e : event) : option state :=
   match e with
-  | SamplesRead xs _ _ => transition (with_reading true (c_window c) c) rank depth u (SamplesRead xs false false)
+  | SamplesRead xs _ _ => transition (with_reading true (c_window c) (c_updates c) c) rank depth u (SamplesRead xs false false)
   | Got (Counted _) => None
-  | _ => transition (with_reading true (c_window c) c) rank depth u e
+  | _ => transition (with_reading true (c_window c) (c_updates c) c) rank depth u e
   end.
+
+(** Ranks begin by drawing a window: each draws something, or all that there is. With updates they begin by drawing nothing. *)
+Definition begins_by_drawing (W total : nat) (cfg : nat -> config) (deal : nat -> (nat -> nat) -> nat -> nat -> list nat) : Prop :=
+  (forall r, r < W -> has_steps (cfg r) 0 = true) /\ (forall ws r, r < W -> 1 <= ws r -> 1 <= length (deal 0 ws 0 r) \/ total <= length (dealt_out W deal 0 ws 0)) \/
+  (forall r, r < W -> has_steps (cfg r) 0 = false) /\ 1 <= total /\ forall ws d r, deal 0 ws d r = [].
 
 (** ** The system *)
 
@@ -31,7 +36,7 @@ Record shared_sys := mkShared {
 
 Section Shared.
 Variables (W total : nat) (cfg : nat -> config) (depth : nat -> nat) (order : nat -> sample).
-Variable deal : (nat -> nat) -> nat -> nat -> list nat.
+Variable deal : nat -> (nat -> nat) -> nat -> nat -> list nat.
 (** What a rank wants, given its number, the round, the number of places drawn, what its window held and what is carried. *)
 Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
 
@@ -44,14 +49,15 @@ Fixpoint content_from (q : nat) (l : list nat) : list sample :=
 Definition content (l : list nat) : list sample := content_from 0 l.
 
 Definition first_wants (r : nat) : nat := c_window (cfg 0) 0 0.
-(** The places that a rank draws, given what all want, and how far the order is then drawn. *)
-Definition share_of (s : shared_sys) (r : nat) (ws : nat -> nat) : list nat := deal ws (upto s r) r.
-Definition far_of (s : shared_sys) (r : nat) (ws : nat -> nat) : nat := upto s r + length (dealt_out W deal ws (upto s r)).
-(** The first window of a rank is its first draw. *)
-Definition shared_config (r : nat) : config := with_reading true (fun q _ => Nat.max 1 (length (deal first_wants 0 q))) (cfg r).
+(** The places that a rank draws for round [k], given what all want, and how far the order is then drawn. *)
+Definition share_of (s : shared_sys) (r k : nat) (ws : nat -> nat) : list nat := deal k ws (upto s r) r.
+Definition far_of (s : shared_sys) (r k : nat) (ws : nat -> nat) : nat := upto s r + length (dealt_out W deal k ws (upto s r)).
+(** The first window of a rank is its first draw; the first round of an update draws nothing. *)
+Definition first_windows (c : config) (q k : nat) : nat := if has_steps c k then Nat.max 1 (length (deal 0 first_wants 0 q)) else 0.
+Definition shared_config (r : nat) : config := with_reading true (first_windows (cfg r)) (c_updates (cfg r)) (cfg r).
 Notation step places := (System.step W shared_config depth (fun q => content (places q))).
 
-Definition shared_start : shared_sys := mkShared (start shared_config) (fun _ => false) (fun _ => []) (fun _ => 0) (fun _ => 0) [].
+Definition shared_start : shared_sys := mkShared (start shared_config) (fun r => negb (has_steps (cfg r) 0)) (fun _ => []) (fun _ => 0) (fun _ => 0) [].
 
 Definition wish_of (r d : nat) (u t : state) : nat := if ended u then 0 else wish r (S (round u)) d (window u) (window t).
 
@@ -84,16 +90,17 @@ Definition draws_its_share (s : shared_sys) (r : nat) (mine : list nat) (is_last
     it never does. *)
 Inductive shared_step : shared_sys -> label -> shared_sys -> Prop :=
 | SharedBegins : forall s r b, r < W -> begun s r = false ->
-    let mine := share_of s r first_wants in
-    let far := far_of s r first_wants in
+    let mine := share_of s r 0 first_wants in
+    let far := far_of s r 0 first_wants in
     begins s r mine (far =? total) b ->
     shared_step s (LRank r (SamplesRead [] (far =? total) false))
       (mkShared b (update (begun s) r true) (update (places s) r mine) (update (upto s) r far) (wants s) (told s))
 | SharedGoesOn : forall s l b, is_of_its_own s l -> step (places s) (base s) l b ->
     shared_step s l (mkShared b (begun s) (places s) (upto s) (wants_after s l b) (told_after s b))
 | SharedCounted : forall s r cs ws b t, r < W -> begun s r = true -> nth_error (told s) (got (base s) r) = Some (Some ws) ->
-    let mine := share_of s r ws in
-    let far := far_of s r ws in
+    let next := S (round (rank_of (base s) r)) in
+    let mine := share_of s r next ws in
+    let far := far_of s r next ws in
     draws_its_share s r mine (far =? total) b -> step (update (places s) r (places s r ++ mine)) b (LRank r (Got (Counted cs))) t ->
     shared_step s (LRank r (Got (Counted cs)))
       (mkShared t (begun s) (update (places s) r (places s r ++ mine)) (update (upto s) r far) (wants s) (told s)).

@@ -91,7 +91,7 @@ Qed.
 Lemma reachable_third : forall s, reachable s -> third s.
 Proof.
   induction 1 as [|s l t R IH St].
-  - constructor; simpl; [intros; discriminate|discriminate].
+  - constructor; [|discriminate]. intros r H P. change (at_phase (initial (cfg r) r) = REPORT) in P. destruct (initial_phase (cfg r) r); congruence.
   - destruct (reachable_second W cfg depth input ok s R) as [I S]. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [| |destruct IH; constructor; assumption..].
     + set (s' := mkSys _ _ _ _ _). assert (Ks : forall q, q < W -> stopped (rank_of s q) = true -> stopped (rank_of s' q) = true).
       { intros q Hq Sq. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same; eapply stopped_stays; eauto|rewrite update_other by assumption; exact Sq]. }
@@ -147,7 +147,7 @@ Qed.
 Lemma an_offer_is_agreed_on : forall s t r o, reachable s -> step s LExchange t -> r < W -> at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) ->
   exists a os, agreement_of a os /\ In o os /\ h_kind (whole t) = (if is_bad a then NReport else match o_stop_rank a with
     | Some q => NClosed (Stopped q match o_stop_step a with Some n => n | None => 0 end) match o_stop_step a with Some n => n | None => 0 end
-    | None => match target (cfg 0) a with 0 => NClosed Complete (length (h_steps (whole s))) | S n => NCount (S n) end end).
+    | None => match target (cfg 0) a with Closes => NClosed Complete (length (h_steps (whole s))) | Makes n => NCount n end end).
 Proof.
   intros s t r o R St H Ph Po. pose proof (invariant_of W cfg depth input ok s R) as I. inversion St as [|? x P Rd| |]; subst.
   destruct (pending_current W cfg depth input s r I H (P r H)) as [Wa _]. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as Kk. unfold kind_ok in Kk. rewrite Ph, Wa in Kk.

@@ -18,6 +18,7 @@ Record same (s t : state) : Prop := {
   sa_steps : steps_of t = steps_of s;
   sa_aligned : aligned t = aligned s;
   sa_plan : plan t = plan s;
+  sa_ended : ended s = true -> ended t = true;
   sa_window : wanted s = 0 -> window t = window s /\ wanted t = 0;
   sa_failure : failure s <> None -> failure t = failure s;
   sa_collated : collated s = true -> collated t = true;
@@ -33,7 +34,7 @@ Lemma transition_same : forall c r d s e t, (forall x, e <> Got x) -> transition
 Proof.
   intros c r d s e t NG E. destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> _]]; [|apply same_refl].
   assert (Same : exists x, taken s = taken s ++ x) by (exists []; symmetry; apply app_nil_r). destruct e as [xs en full| |x| | |cause|]; try (constructor; simpl; auto; fail).
-  - constructor; simpl; auto. intros Wa. destruct G. contradiction.
+  - constructor; simpl; auto; [intros ->; reflexivity|intros Wa; destruct G; contradiction].
   - destruct G as [x [q [Q _]]]. constructor; simpl; eauto.
     change (steps_of (deliver d (set_taken (taken s ++ firstn 1 (queue s)) (set_queue (tl (queue s)) s))) = steps_of s). rewrite (proj1 (deliver_steps d _)).
     unfold steps_of. simpl. rewrite Q. simpl. rewrite <- app_assoc. reflexivity.
@@ -47,10 +48,10 @@ Proof. intros. apply (deliver_steps d (set_phase DRAIN (set_outcome (Some o) (se
 Ltac each_agreement E B Sr Ra Tg Ea :=
   unfold agree in E; destruct (is_bad _) eqn:B;
   [injection E as <-
-  |destruct (negb (o_round_min _ =? _)); [discriminate|]; destruct (o_stop_rank _) as [q|] eqn:Sr;
+  |destruct (o_round_min _ =? _) eqn:Rd; [apply Nat.eqb_eq in Rd|discriminate]; cbv iota beta delta [negb] in E; destruct (o_stop_rank _) as [q|] eqn:Sr;
    [injection E as <-
    |destruct (o_ready _) eqn:Ra; [|discriminate]; simpl negb in E; cbv iota zeta in E; destruct (target _ _) as [|n] eqn:Tg;
-    [injection E as <-|destruct (c_align _ _ _ _ _) as [al ca] eqn:Ea; injection E as <-]]].
+    [injection E as <-|destruct (align_at _ _ _ _ _ _) as [al ca] eqn:Ea; injection E as <-]]].
 
 Lemma agree_round : forall c rank d a s t, agree c rank d a s = Some t -> round t = round s.
 Proof. intros c rank d a s t E. each_agreement E B Sr Ra Tg Ea; reflexivity. Qed.
@@ -81,16 +82,23 @@ Proof.
   - destruct (failure_of rs); [|discriminate]. injection E as <-. repeat split.
 Qed.
 
+Lemma answer_keeps_ended : forall c r d s x t, transition c r d s (Got x) = Some t -> ended t = ended s.
+Proof.
+  intros c r d s x t E. simpl in E. destruct x as [a|cs|rs]; destruct (at_phase s); try discriminate.
+  - each_agreement E B Sr Ra Tg Ea; reflexivity.
+  - destruct (count_eq _ _ _ _ _ E) as [_ ->]. reflexivity.
+  - destruct (failure_of rs); [|discriminate]. injection E as <-. reflexivity.
+Qed.
+
 (** The four possible effects of an agreement. *)
 Inductive agreed (c : config) (rank : nat) (a : offer) (s t : state) : Prop :=
 | agreed_bad : is_bad a = true -> at_phase t = REPORT -> posted t = Some (MReport (mkReport rank (failure s) (round s) (c_print c))) ->
     plan t = plan s -> agreed c rank a s t
 | agreed_stop : forall q, is_bad a = false -> o_stop_rank a = Some q -> at_phase t = DRAIN \/ at_phase t = DONE -> plan t = plan s -> agreed c rank a s t
-| agreed_complete : is_bad a = false -> o_stop_rank a = None -> o_ready a = true -> target c a = 0 -> at_phase t = DRAIN \/ at_phase t = DONE -> plan t = [] ->
+| agreed_complete : is_bad a = false -> o_stop_rank a = None -> o_ready a = true -> target c a = Closes -> at_phase t = DRAIN \/ at_phase t = DONE -> plan t = [] ->
     agreed c rank a s t
-| agreed_count : forall n, is_bad a = false -> o_stop_rank a = None -> o_ready a = true -> target c a = S n -> at_phase t = COUNT -> plan t = [] ->
-    aligned t = fst (c_align c (round s) (groups s) (S n) (due_before c s)) -> window t = snd (c_align c (round s) (groups s) (S n) (due_before c s)) ->
-    agreed c rank a s t.
+| agreed_count : forall n, is_bad a = false -> o_stop_rank a = None -> o_ready a = true -> target c a = Makes n -> at_phase t = COUNT -> plan t = [] ->
+    aligned t = fst (form_steps c s n) -> window t = snd (form_steps c s n) -> o_round_min a = round s -> agreed c rank a s t.
 
 Lemma agree_cases : forall c rank d a s t, agree c rank d a s = Some t ->
   agreed c rank a s t /\ steps_of t = steps_of s /\ failure t = failure s /\ taken t = taken s /\
@@ -180,22 +188,39 @@ Record measured (o : offer) : Prop := {
   me_due : o_due_max o <= o_groups_max o;
   me_min : forall g, o_groups_min o = Some g -> 1 <= g <= o_groups_max o }.
 
-(** A rank that reads on has a sample in its window, hence a group. *)
+(** A rank that reads on has a sample in its window, hence a group, if the round forms steps. *)
+Lemma ready_groups : forall c c0 r inp h u, config_ok c -> core c c0 r inp h u -> at_phase u = OFFER -> wanted u = 0 -> groups u = form_groups c u ->
+  has_steps c (round u) = true -> ended u = true \/ 1 <= length (window u) /\ 1 <= length (groups u).
+Proof.
+  intros c c0 r inp h u OK K Ph Wa G Hs. destruct (more_unless_counting _ _ _ _ _ _ K) as [M|[M|M]]; [congruence|auto| |].
+  - right. rewrite Wa in M. rewrite G. unfold groups_at. rewrite Hs. pose proof (Permutation_length (ok_group_perm _ OK (budget u) (window u))).
+    destruct (c_group c (budget u) (window u)); simpl in *; lia.
+  - unfold coming, in_count in M. rewrite Ph, Nat.add_0_r in M. congruence.
+Qed.
+
+Lemma held_is_window : forall c c0 r inp h u, config_ok c -> core c c0 r inp h u -> at_phase u = OFFER -> wanted u = 0 -> groups u = form_groups c u ->
+  has_steps c (round u) = true -> held_samples c u = length (window u).
+Proof.
+  intros c c0 r inp h u OK K Ph Wa G Hs. unfold held_of. destruct (ready_groups _ _ _ _ _ _ OK K Ph Wa G Hs) as [-> |[L _]]; [rewrite andb_false_r; reflexivity|destruct (_ && _); lia].
+Qed.
+
 Lemma ready_groups_to_emit : forall c c0 r inp h u o g, config_ok c -> core c c0 r inp h u -> at_phase u = OFFER -> offer_ok c r u o -> o_ready o = true -> o_groups_min o = Some g ->
   1 <= g <= o_groups_max o /\ o_groups_max o <= S g.
 Proof.
   intros c c0 r inp h u o g OK K Ph O Ro Eg. destruct (of_ready _ _ _ _ O Ro) as [_ [R2 [R3 [_ [R5 [R6 _]]]]]]. rewrite R6 in Eg.
-  destruct (ended u) eqn:En; [discriminate|]. injection Eg as <-. rewrite R5. apply groups_to_emit_bounds. rewrite R3.
-  destruct (more_unless_counting _ _ _ _ _ _ K) as [Wa|Wa]; [congruence|congruence|]. rewrite R2 in Wa.
-  pose proof (Permutation_length (ok_group_perm _ OK (budget u) (window u))). destruct (c_group c (budget u) (window u)); simpl in *; lia.
+  destruct (ended u) eqn:En; [discriminate|]. destruct (c_updates c) eqn:Up; [discriminate|]. injection Eg as <-. rewrite R5. apply groups_to_emit_bounds.
+  destruct (ready_groups _ _ _ _ _ _ OK K Ph R2 R3) as [X|[_ X]]; [apply (without_updates c Up)|congruence|exact X].
 Qed.
 
-Lemma ready_measured : forall c c0 r inp h u o, config_ok c -> core c c0 r inp h u -> at_phase u = OFFER -> offer_ok c r u o -> o_ready o = true -> is_quota_met c (gsum u) = false -> measured o.
+Lemma ready_measured : forall c c0 r inp h u o, config_ok c -> core c c0 r inp h u -> at_phase u = OFFER -> offer_ok c r u o -> o_ready o = true ->
+  is_quota_met c (gsum u) = false -> has_steps c (round u) = true -> measured o.
 Proof.
-  intros c c0 r inp h u o OK K Ph O Ro U. destruct (of_ready _ _ _ _ O Ro) as [R1 [R2 [R3 [R4 [R5 [R6 R7]]]]]]. rewrite U in R4.
+  intros c c0 r inp h u o OK K Ph O Ro U Hs. destruct (of_ready _ _ _ _ O Ro) as [R1 [R2 [R3 [R4 [R5 [R6 R7]]]]]]. rewrite U in R4.
+  pose proof (held_is_window _ _ _ _ _ _ OK K Ph R2 R3 Hs) as Hw. rewrite Hw in R4.
+  assert (R3' : groups u = c_group c (budget u) (window u)) by (rewrite R3; unfold groups_at; rewrite Hs; reflexivity).
   pose proof (Permutation_length (ok_group_perm _ OK (budget u) (window u))) as Lp. constructor.
-  - rewrite R5, R4, R3, <- Lp. apply concat_of_nonempty, (ok_group_nonempty _ OK).
-  - rewrite R4, R5, R3. intros L. destruct (c_group c (budget u) (window u)); simpl in *; lia.
+  - enough (length (groups u) <= length (window u)) by (rewrite R5, R4; exact H). rewrite R3', <- Lp. apply concat_of_nonempty, (ok_group_nonempty _ OK).
+  - rewrite R4, R5, R3'. intros L. destruct (c_group c (budget u) (window u)); simpl in *; lia.
   - rewrite R7, R5. apply count_due_le.
   - intros g Eg. apply (ready_groups_to_emit c c0 r inp h u o g); assumption.
 Qed.
@@ -320,8 +345,8 @@ Lemma good_agreement_facts : forall s a, invariant s -> (forall r, r < W -> pend
   is_bad a = false -> o_stop_rank a = None ->
   (forall r, r < W -> exists o, posted (rank_of s r) = Some (MOffer o) /\ at_phase (rank_of s r) = OFFER /\ o_ready o = true /\ wanted (rank_of s r) = 0 /\
      o_samples_max o <= o_samples_max a /\ o_samples_min a <= o_samples_max o /\
-     o_samples_max o = if quota_met (whole s) then 0 else length (window (rank_of s r))) /\
-  (o_samples_max a <> 0 -> sane a /\ quota_met (whole s) = false) /\
+     o_samples_max o = if quota_met (whole s) then 0 else held_samples (cfg r) (rank_of s r)) /\
+  (o_samples_max a <> 0 -> quota_met (whole s) = false /\ (has_steps (cfg 0) (o_round_min a) = true -> sane a)) /\
   (exists r, r < W /\ exists o, posted (rank_of s r) = Some (MOffer o) /\ o_samples_max o = o_samples_max a) /\
   (exists r, r < W /\ exists o, posted (rank_of s r) = Some (MOffer o) /\ o_samples_max o = o_samples_min a).
 Proof.
@@ -329,21 +354,31 @@ Proof.
   pose proof (exchange_entry _ _ _ _ s _ I P R) as EO.
   assert (F : forall r o, r < W -> In o os -> at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> offer_ok (cfg r) r (rank_of s r) o ->
     o_ready o = true /\ wanted (rank_of s r) = 0 /\ o_samples_max o <= o_samples_max a /\ o_samples_min a <= o_samples_max o /\
-    o_samples_max o = (if quota_met (whole s) then 0 else length (window (rank_of s r))) /\ (quota_met (whole s) = false -> measured o)).
+    o_samples_max o = (if quota_met (whole s) then 0 else held_samples (cfg r) (rank_of s r)) /\
+    (quota_met (whole s) = false -> has_steps (cfg 0) (o_round_min a) = true -> measured o)).
   { intros r o H Ho Ph Po O. pose proof (ag_ready _ _ A o Ho Ra) as Ro. destruct (of_ready _ _ _ _ O Ro) as [R1 [R2 [R3 [R4 [R5 [R6 R7]]]]]].
     destruct (ag_samples _ _ A o Ho) as [S1 S2]. rewrite (of_samples _ _ _ _ O) in S1. pose proof (g_core _ _ _ _ _ I r H) as K.
+    pose proof (good_agreement W cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ _ r EO B H) as Same.
     assert (Eq : is_quota_met (cfg r) (gsum (rank_of s r)) = quota_met (whole s)).
-    { unfold quota_met. rewrite (k_gsum _ _ _ _ _ _ K). destruct (pending_current s r I H (P r H)) as [-> _].
-      rewrite (good_agreement W cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ _ r EO B H). reflexivity. }
-    rewrite Eq in R4. repeat (split; [assumption|]). intros U. rewrite U in Eq. exact (ready_measured _ _ _ _ _ _ _ (configs_ok _ _ ok r H) K Ph O Ro Eq). }
+    { unfold quota_met. rewrite (k_gsum _ _ _ _ _ _ K). destruct (pending_current s r I H (P r H)) as [-> _]. rewrite Same. reflexivity. }
+    assert (Rd : o_round_min a = round (rank_of s r)) by (destruct (of_round _ _ _ _ O), (ag_round _ _ A o Ho), (not_bad a B) as [_ [E _]]; lia).
+    rewrite Eq in R4. repeat (split; [assumption|]). intros U Hs. rewrite U in Eq. rewrite <- Same, Rd in Hs. revert Hs. exact (ready_measured _ _ _ _ _ _ _ (configs_ok _ _ ok r H) K Ph O Ro Eq). }
   split; [|split; [|split]].
   - intros r H. destruct (X1 r H) as [o [Ho [Ph [Po O]]]]. exists o. destruct (F r o H Ho Ph Po O) as [F1 [F2 [F3 [F4 [F5 _]]]]]. auto 10.
   - intros NZ. assert (U : quota_met (whole s) = false).
     { destruct (at_samples _ _ A) as [o [Ho Eo]]. destruct (X2 o Ho) as [r [H [Ph [Po O]]]]. destruct (F r o H Ho Ph Po O) as [_ [_ [_ [_ [F5 _]]]]].
       destruct (quota_met (whole s)); [congruence|reflexivity]. }
-    split; [|exact U]. apply (sane_agreement a os A); [|exact NZ]. intros o Ho. destruct (X2 o Ho) as [r [H [Ph [Po O]]]]. apply (F r o H Ho Ph Po O), U.
+    split; [exact U|]. intros Hs. apply (sane_agreement a os A); [|exact NZ]. intros o Ho. destruct (X2 o Ho) as [r [H [Ph [Po O]]]]. apply (F r o H Ho Ph Po O); [exact U|exact Hs].
   - destruct (at_samples _ _ A) as [o [Ho Eo]]. destruct (X2 o Ho) as [r [H [_ [Po _]]]]. eauto 6.
   - destruct (at_samples_min _ _ A) as [o [Ho Eo]]. destruct (X2 o Ho) as [r [H [_ [Po O]]]]. exists r. split; [exact H|]. exists o. split; [exact Po|]. rewrite <- Eo. symmetry. apply (of_samples _ _ _ _ O).
+Qed.
+
+(** Such an agreement is of the round that all ranks are in. *)
+Lemma good_agreement_round : forall s a, standing s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Agreed a) ->
+  is_bad a = false -> forall r, r < W -> o_round_min a = round (rank_of s r).
+Proof.
+  intros s a I P R B r H. destruct (pending_offers s a I P R) as [os [A [_ [X _]]]]. destruct (X r H) as [o [Ho [_ [_ O]]]].
+  destruct (of_round _ _ _ _ O) as [O1 O2]. destruct (ag_round _ _ A o Ho). destruct (not_bad a B) as [_ [E _]]. lia.
 Qed.
 
 End Facts.

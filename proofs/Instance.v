@@ -26,7 +26,7 @@ Definition keeps_one (l : layout) (whole : nat) (b : option nat) (gs : list grou
 Definition shipped (l : layout) (C : nat -> nat) (whole padding_share : nat) (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat)
   (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) (o : order) (bounded : nat -> bool) : config :=
   mkConfig (fun b => form_in o l padding_share (budget_of whole b) (limits_of whole limits b)) (align_in o (gauge_of l C)) (fun _ => window_samples size ramp)
-    is_quota quota max_age (ramped ramp rule) print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded false (keeps_one l whole).
+    is_quota quota max_age (ramped ramp rule) print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded false (keeps_one l whole) None.
 
 Theorem the_shipped_configuration_meets_every_assumption : forall l C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o bounded,
   cost_ok C -> 1 <= max_age -> within_bounds rule ->

@@ -5,11 +5,10 @@ Import ListNotations.
 
 Section Job.
 Variables (W total : nat) (cfg : nat -> config) (depth : nat -> nat) (order : nat -> sample).
-Variable deal : (nat -> nat) -> nat -> nat -> list nat.
+Variable deal : nat -> (nat -> nat) -> nat -> nat -> list nat.
 Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
 Hypothesis ok : setting_ok W cfg.
-Hypothesis deal_next : forall ws d, exists n, n <= total - d /\ Permutation (dealt_out W deal ws d) (seq d n).
-Hypothesis deal_feeds : forall ws d r, r < W -> 1 <= ws r -> 1 <= length (deal ws d r) \/ total <= d + length (dealt_out W deal ws d).
+Hypothesis deal_next : forall k ws d, exists n, n <= total - d /\ Permutation (dealt_out W deal k ws d) (seq d n).
 
 Notation shared_run := (shared_run W total cfg depth order deal wish).
 Notation shared_reachable := (shared_reachable W total cfg depth order deal wish).
@@ -42,9 +41,17 @@ Qed.
 Lemma own_ok : setting_ok W own.
 Proof.
   destruct ok as [Sr Co Pd]. constructor; [exact Sr| |].
-  - intros r H. destruct (Co r H). constructor; auto. intros. exact (Nat.le_max_l 1 _).
+  - intros r H. destruct (Co r H). constructor; auto. intros q k Hs. simpl. unfold first_windows. change (has_steps (own r) k) with (has_steps (cfg r) k) in Hs. rewrite Hs. exact (Nat.le_max_l 1 _).
   - intros r q Hr Hq E. unfold shared_config. rewrite (Pd r q Hr Hq E). reflexivity.
 Qed.
+
+Lemma own_begins_by_reading : forall r, has_steps (cfg r) 0 = true -> at_phase (initial (own r) r) = FILL /\ wanted (initial (own r) r) = Nat.max 1 (length (deal 0 first_wants 0 r)).
+Proof.
+  intros r Hs. assert (W0 : c_window (own r) r 0 = Nat.max 1 (length (deal 0 first_wants 0 r))) by (simpl; unfold first_windows; rewrite Hs; reflexivity).
+  split; [apply initial_reads; rewrite W0; lia|exact W0].
+Qed.
+
+Hypothesis deal_first : begins_by_drawing W total cfg deal.
 
 (** ** What each rank has been told and has drawn *)
 
@@ -53,7 +60,7 @@ Definition heard (s : shared_sys) (r : nat) : list (nat -> nat) := flat_map of_c
 Definition rounds_of (s : shared_sys) (r : nat) : list (nat -> nat) := rev (heard s r) ++ [first_wants].
 
 Record book (s : shared_sys) (r : nat) : Prop := {
-  b_fresh : begun s r = false -> (rank_of (base s) r = initial (own r) r \/ exists peer cause, rank_of (base s) r = lose peer cause (initial (own r) r)) /\
+  b_fresh : begun s r = false -> has_steps (cfg r) 0 = true /\ (rank_of (base s) r = initial (own r) r \/ exists peer cause, rank_of (base s) r = lose peer cause (initial (own r) r)) /\
     got (base s) r = 0 /\ places s r = [] /\ upto s r = 0 /\ pending (base s) r = false;
   b_places : begun s r = true -> places s r = drawn_by r (rounds_of s r);
   b_upto : begun s r = true -> upto s r = drawn (rounds_of s r);
@@ -132,13 +139,13 @@ Qed.
 
 (** What a rank knows once it has begun, or has drawn with the sums. *)
 Lemma begins_reads : forall s r mine la b, begins W cfg depth order deal s r mine la b -> r < W -> book s r -> begun s r = false ->
-  mine = deal first_wants 0 r -> (mine <> [] \/ la = true) ->
+  mine = deal 0 first_wants 0 r -> (mine <> [] \/ la = true) ->
   got b = got (base s) /\ log b = log (base s) /\ (forall q, q <> r -> rank_of b q = rank_of (base s) q /\ pending b q = pending (base s) q) /\
   let u := rank_of b r in ended u = la /\ read u + wanted u = length mine /\ round u = 0 /\ at_phase u <> COUNT.
 Proof.
-  intros s r mine la b B H Bk Bg Em Some. destruct (b_fresh _ _ Bk Bg) as [Fr _]. unfold begins in B.
+  intros s r mine la b B H Bk Bg Em Some. destruct (b_fresh _ _ Bk Bg) as [Hs [Fr _]]. unfold begins in B.
   assert (I : ended (rank_of (base s) r) = false /\ read (rank_of (base s) r) = 0 /\ wanted (rank_of (base s) r) = Nat.max 1 (length mine) /\ round (rank_of (base s) r) = 0 /\ at_phase (rank_of (base s) r) <> COUNT)
-    by (subst mine; destruct Fr as [->|[peer [cause ->]]]; repeat split; discriminate).
+    by (subst mine; destruct (own_begins_by_reading r Hs) as [Pi Wi]; destruct Fr as [->|[peer [cause ->]]]; repeat split; try discriminate; try exact Wi; unfold lose, is_ending; rewrite Pi; try reflexivity; try exact Wi; discriminate).
   destruct I as [I1 [I2 [I3 [I4 I5]]]]. destruct la.
   2:{ subst b. do 3 (split; [auto|]). cbv zeta. rewrite I1, I2, I3, I4. repeat split; [|exact I5]. destruct mine; [destruct Some; congruence|simpl; lia]. }
   destruct mine as [|p mine]; inversion B as [? ? ? t H' M E| | |? ? ? ? H' D]; subst; simpl.
@@ -191,7 +198,7 @@ Lemma book_moved : forall s s' r, begun s' r = begun s r -> places s' r = places
     (forall ws, nth_error (told s') (got (base s') r) = Some (Some ws) -> ws r = wants s' r))) -> book s r -> book s' r.
 Proof.
   intros s s' r E1 E2 E3 E4 u t E5 E6 E7 F C B. destruct B. constructor; unfold rounds_of in *; rewrite ?E1, ?E2, ?E3, ?E4; fold t; rewrite ?E5, ?E6, ?E7; auto.
-  intros H. destruct (F H) as [F1 [F2 F3]], (b_fresh0 H) as [_ [_ [F4 [F5 _]]]]. auto.
+  intros H. destruct (F H) as [F1 [F2 F3]], (b_fresh0 H) as [Hs [_ [_ [F4 [F5 _]]]]]. auto 10.
 Qed.
 
 Lemma heard_more : forall s s' r x, nth_error (told s) (got (base s) r) = Some x -> told s' = told s -> got (base s') r = S (got (base s) r) ->
@@ -232,15 +239,16 @@ Definition kept (s s' : shared_sys) : Prop :=
   books s' /\ forall input, extends input s' -> extends input s /\ exists k, S (beginners s) <= beginners s' + k /\ does input k (base s) (base s').
 
 Lemma beginning_is_kept : forall s r b, books s -> r < W -> begun s r = false ->
-  let mine := share_of s r first_wants in let far := far_of s r first_wants in
+  let mine := share_of s r 0 first_wants in let far := far_of s r 0 first_wants in
   begins W cfg depth order deal s r mine (far =? total) b ->
   kept s (mkShared b (update (begun s) r true) (update (places s) r mine) (update (upto s) r far) (wants s) (told s)).
 Proof.
-  intros s r b [Br Bt] Hr Bg mine far B. destruct (b_fresh _ _ (Br r Hr) Bg) as [_ [G0 [Pl0 [Up0 _]]]].
-  assert (Em : mine = deal first_wants 0 r) by (unfold mine, Drawing.share_of; rewrite Up0; reflexivity).
+  intros s r b [Br Bt] Hr Bg mine far B. destruct (b_fresh _ _ (Br r Hr) Bg) as [Hs0 [_ [G0 [Pl0 [Up0 _]]]]].
+  assert (Em : mine = deal 0 first_wants 0 r) by (unfold mine, Drawing.share_of; rewrite Up0; reflexivity).
   assert (Some : mine <> [] \/ (far =? total) = true).
-  { pose proof (dealt_within W total deal deal_next first_wants 0). destruct (deal_feeds first_wants 0 r Hr (ok_window _ (configs_ok _ _ ok 0 ltac:(lia)) 0 0)) as [L|L].
-    - left. rewrite Em. destruct (deal first_wants 0 r); [simpl in L; lia|discriminate].
+  { pose proof (dealt_within W total deal deal_next 0 first_wants 0). destruct deal_first as [[H0 Fd]|[H0 _]]; [|rewrite (H0 r Hr) in Hs0; discriminate].
+    destruct (Fd first_wants r Hr (ok_window _ (configs_ok _ _ ok 0 ltac:(lia)) 0 0 (H0 0 ltac:(lia)))) as [L|L].
+    - left. rewrite Em. destruct (deal 0 first_wants 0 r); [simpl in L; lia|discriminate].
     - right. apply Nat.eqb_eq. unfold far, Drawing.far_of. rewrite Up0. lia. }
   destruct (begins_reads s r mine _ b B Hr (Br r Hr) Bg Em Some) as [Gb [Lb [Ot [A1 [A2 [A3 A4]]]]]]. split.
   - constructor; [|unfold results; cbn [base told]; rewrite Lb; exact Bt]. intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq].
@@ -266,19 +274,19 @@ Proof.
 Qed.
 
 Lemma counting_is_kept : forall s r cs ws b t, books s -> r < W -> begun s r = true -> nth_error (told s) (got (base s) r) = Some (Some ws) ->
-  let mine := share_of s r ws in let far := far_of s r ws in
+  let next := S (round (rank_of (base s) r)) in let mine := share_of s r next ws in let far := far_of s r next ws in
   draws_its_share W cfg depth order deal s r mine (far =? total) b -> step (update (places s) r (places s r ++ mine)) b (LRank r (Got (Counted cs))) t ->
   kept s (mkShared t (begun s) (update (places s) r (places s r ++ mine)) (update (upto s) r far) (wants s) (told s)).
 Proof.
-  intros s r cs ws b t [Br Bt] Hr Bg To mine far D St. pose proof (Br r Hr) as Bk. inversion St as [? ? ? u H' M E| | |]; subst. clear H'.
+  intros s r cs ws b t [Br Bt] Hr Bg To next mine far D St. pose proof (Br r Hr) as Bk. inversion St as [? ? ? u H' M E| | |]; subst. clear H'.
   destruct (count_reads _ _ _ _ _ _ E) as [Pb [C1 [C2 [C3 [C4 C5]]]]].
   assert (Pv : at_phase (rank_of (base s) r) = COUNT).
   { unfold draws_its_share in D. destruct (_ || _); [subst b; exact Pb|]. inversion D; subst. rewrite drawn_same in Pb. exact Pb. }
   destruct (b_want _ _ Bk Pv) as [Wz _]. pose proof (b_read _ _ Bk Bg) as Rd. rewrite Wz, Nat.add_0_r in Rd. pose proof (b_ended _ _ Bk Bg) as En.
   assert (Ut : upto s r <= total) by (rewrite (b_upto _ _ Bk Bg); apply (no_more_is_drawn_than_there_is W total), deal_next).
   assert (Ended : ended (rank_of (base s) r) = true -> mine = [] /\ (far =? total) = true).
-  { intros Ev. rewrite Ev in En. symmetry in En. apply Nat.eqb_eq in En. pose proof (dealt_within W total deal deal_next ws (upto s r)).
-    pose proof (share_within W deal ws (upto s r) r Hr). unfold far, Drawing.far_of, mine, Drawing.share_of.
+  { intros Ev. rewrite Ev in En. symmetry in En. apply Nat.eqb_eq in En. pose proof (dealt_within W total deal deal_next next ws (upto s r)).
+    pose proof (share_within W deal next ws (upto s r) r Hr). unfold far, Drawing.far_of, mine, Drawing.share_of.
     split; [apply length_zero_iff_nil; lia|apply Nat.eqb_eq; lia]. }
   assert (En' : ended (rank_of (base s) r) = false \/ mine = [] /\ (far =? total) = true) by (destruct (ended (rank_of (base s) r)); auto).
   destruct (draws_reads s r mine _ b D En' Wz Rd) as [Gb [Lb [Ot [Pe [D1 [D2 [D3 D4]]]]]]].
@@ -290,10 +298,11 @@ Proof.
   - constructor; [|unfold results, s'; cbn [base told log]; rewrite Lb; exact Bt]. intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq].
     + assert (Hd : heard s' r = heard s r ++ [ws]) by (apply (heard_more s s' r (Some ws) To); [reflexivity|exact Gr]).
       assert (Rs : rounds_of s' r = ws :: rounds_of s r) by (unfold rounds_of; rewrite Hd, rev_app_distr; reflexivity).
+      assert (Ln : length (rounds_of s r) = next) by (unfold rounds_of; rewrite app_length, rev_length, (b_round _ _ Bk Bg); simpl; apply Nat.add_1_r).
       constructor; rewrite ?Rs, ?Hd, ?Ru; unfold s'; cbn [begun places upto]; rewrite ?update_same; intros H.
       * congruence.
-      * cbn [Shards.drawn_by]. rewrite <- (b_places _ _ Bk H), <- (b_upto _ _ Bk H). reflexivity.
-      * cbn [Shards.drawn]. rewrite <- (b_upto _ _ Bk H). reflexivity.
+      * cbn [Shards.drawn_by]. rewrite <- (b_places _ _ Bk H), <- (b_upto _ _ Bk H), Ln. reflexivity.
+      * cbn [Shards.drawn]. rewrite <- (b_upto _ _ Bk H), Ln. reflexivity.
       * rewrite C1. exact D1.
       * rewrite app_length, (b_round _ _ Bk H), C4, D4. simpl. lia.
       * rewrite C2, C3, D2, D3, app_length, Rd. reflexivity.
@@ -378,7 +387,7 @@ Proof.
     + intros q Hq. pose proof (Br q Hq) as Bk. assert (Hd : heard s' q = heard s q).
       { unfold heard. rewrite Nt. unfold s'. cbn [base got]. rewrite firstn_app, (Gt q Hq), Nat.sub_diag. simpl. rewrite app_nil_r. reflexivity. }
       apply (book_moved s); auto; rewrite ?Nt; unfold s'; cbn [base rank_of got]; intros H.
-      * destruct (b_fresh _ _ Bk H) as [_ [_ [_ [_ Pe]]]]. rewrite (P q Hq) in Pe. discriminate.
+      * destruct (b_fresh _ _ Bk H) as [_ [_ [_ [_ [_ Pe]]]]]. rewrite (P q Hq) in Pe. discriminate.
       * destruct (b_want _ _ Bk H) as [W0 W1]. split; [exact W0|]. intros En. destruct (W1 En) as [W2 _]. split; [exact W2|]. intros ws. rewrite (Gt q Hq), nth_error_app2, Nat.sub_diag by lia. simpl.
         destruct (is_counted x); intros Hw; [|discriminate]. injection Hw as <-. reflexivity.
     + rewrite Nt. unfold s', results. cbn [base log]. rewrite map_app. apply Forall2_app; [exact Bt|]. constructor; [|constructor]. simpl. destruct (is_counted x); reflexivity.
@@ -395,8 +404,8 @@ Proof.
   destruct L as [L1 [L2 [L3 [L4 L5]]]]. split.
   - constructor; [|exact Bt]. intros q Hq. pose proof (Br q Hq) as Bk. destruct (Nat.eq_dec q r) as [->|Nq].
     + apply (book_moved s); auto; cbn [base rank_of got pending told wants]; rewrite ?update_same; auto; [|intros H; congruence].
-      intros H. destruct (b_fresh _ _ Bk H) as [F [F2 [_ [_ F3]]]]. split; [right|auto]. destruct F as [F|[p [c F]]]; [exists peer, cause; unfold v; rewrite F; reflexivity|].
-      fold v in F. rewrite F in En. discriminate.
+      intros H. destruct (b_fresh _ _ Bk H) as [_ [F [F2 [_ [_ F3]]]]]. split; [right|auto]. destruct F as [F|[p [c F]]]; [exists peer, cause; unfold v; rewrite F; reflexivity|].
+      fold v in F. rewrite F in En. unfold lose in En. rewrite initial_goes_on in En. discriminate.
     + apply (book_same s); cbn [begun base places upto wants told rank_of got pending]; rewrite ?update_other by exact Nq; auto.
   - intros input X. split.
     + intros q Hq. destruct (X q Hq) as [ext [E1 E2]]. cbn [begun base places rank_of] in E1, E2. exists ext. split; [exact E1|]. intros B1 B2. apply E2; [exact B1|].
@@ -407,7 +416,18 @@ Qed.
 (** ** Every run is one of System.v's system, with losses *)
 
 Lemma start_books : books (shared_start cfg deal).
-Proof. constructor; [|constructor]. intros r Hr. constructor; simpl; try discriminate. auto. Qed.
+Proof.
+  constructor; [|constructor]. intros r Hr. pose proof (initial_phase (own r) r) as Pi.
+  constructor; cbn [begun base places upto wants told shared_start start rank_of got pending]; unfold rounds_of, heard; cbn [base start got told shared_start firstn flat_map rev app Shards.drawn Shards.drawn_by length].
+  { intros H. apply negb_false_iff in H. split; [exact H|]. split; [left; reflexivity|]. repeat (split; [reflexivity|]). unfold is_waiting. rewrite (proj1 (own_begins_by_reading r H)). reflexivity. }
+  6:{ intros P. destruct Pi as [Pi|Pi]; simpl in *; congruence. }
+  all: intros H; apply negb_true_iff in H; destruct deal_first as [[H0 _]|[_ [T0 D0]]]; [rewrite (H0 r Hr) in H; discriminate|].
+  - rewrite D0. reflexivity.
+  - unfold dealt_out. assert (Z : concat (map (deal 0 first_wants 0) (ranks W)) = []) by (induction (ranks W) as [|q l IH]; simpl; [reflexivity|rewrite D0; exact IH]). rewrite Z. reflexivity.
+  - simpl. destruct total; [lia|reflexivity].
+  - reflexivity.
+  - simpl. unfold first_windows. rewrite H. reflexivity.
+Qed.
 
 Lemma every_run_is_of_the_system : forall n s, shared_run n s -> books s /\ forall input, extends input s ->
   exists m, n <= beginners s + m /\ lossy_path W own depth input (start own) m (base s).
@@ -501,15 +521,15 @@ Qed.
 Lemma nothing_after_the_end : forall i new old, i < W -> drawn old = total ->
   drawn (new ++ old) = total /\ drawn_by i (new ++ old) = drawn_by i old.
 Proof.
-  intros i new old Hi D. induction new as [|ws new [IH1 IH2]]; simpl; [auto|]. rewrite IH1, IH2. pose proof (dealt_within W total deal deal_next ws total).
-  pose proof (share_within W deal ws total i Hi). split; [lia|]. assert (Z : length (deal ws total i) = 0) by lia. apply length_zero_iff_nil in Z. rewrite Z. apply app_nil_r.
+  intros i new old Hi D. induction new as [|ws new [IH1 IH2]]; simpl; [auto|]. rewrite IH1, IH2. set (k := length (new ++ old)). pose proof (dealt_within W total deal deal_next k ws total).
+  pose proof (share_within W deal k ws total i Hi). split; [lia|]. assert (Z : length (deal k ws total i) = 0) by lia. apply length_zero_iff_nil in Z. rewrite Z. apply app_nil_r.
 Qed.
 
 Lemma places_first : forall s r, books s -> r < W -> exists more, drawn_by r (every_round s) = places s r ++ more.
 Proof.
   intros s r B Hr. pose proof (b_rank _ B r Hr) as Bk. destruct (begun s r) eqn:Bg.
   - destruct (heard_first s r) as [a ->]. rewrite (b_places _ _ Bk Bg). apply drawn_by_more.
-  - destruct (b_fresh _ _ Bk Bg) as [_ [_ [-> _]]]. simpl. eauto.
+  - destruct (b_fresh _ _ Bk Bg) as [_ [_ [_ [-> _]]]]. simpl. eauto.
 Qed.
 
 (** The place in the order of a rank's sample. *)
@@ -518,10 +538,10 @@ Definition planned_places (s : shared_sys) (r : nat) : list nat := map (place_of
 
 (** TERM: no schedule is longer than the bound for shards of their own with the same number of samples, plus a beginning and a loss for
     each rank. *)
-Theorem with_shared_shards_every_schedule_ends_within_the_bound : forall n s, shared_run n s ->
-  n <= 2 * total + 2 + W * (6 * total + 7) + total + W + W.
+Theorem with_shared_shards_every_schedule_ends_within_the_bound : forall n s, shared_run n s -> let rounds := update_rounds (cfg 0) * S total - 1 in
+  n <= 2 * rounds + 2 + W * (4 * rounds + 2 * total + 7) + total + W + W.
 Proof.
-  intros n s R. destruct (every_run_is_of_the_system n s R) as [B H]. set (input := fun r => content (places s r)).
+  intros n s R rounds. destruct (every_run_is_of_the_system n s R) as [B H]. set (input := fun r => content (places s r)).
   destruct (H input (content_of_places s)) as [m [Lm P]]. pose proof (beginners_within s). pose proof (every_schedule_with_losses_ends_within_the_bound W own depth input own_ok m _ P) as Bd.
   assert (Few : Termination.total W input <= total).
   { pose proof (no_more_is_drawn_than_there_is W total deal deal_next (every_round s)) as D.
@@ -530,14 +550,17 @@ Proof.
     assert (A : forall q, In q (seq 0 W) -> q < W) by (intros q I; apply in_seq in I; lia). revert A. generalize (seq 0 W). clear D L.
     induction l as [|q l IH]; intros A; simpl; [lia|]. rewrite app_length. specialize (IH (fun z I => A z (or_intror I))).
     destruct (places_first s q B (A q (or_introl eq_refl))) as [more E]. rewrite E, app_length. unfold input at 1. rewrite content_length. lia. }
-  assert (None : sum_over W (fun r => if c_bounded (own r) r then exchanges W input + 1 else 0) = 0).
+  assert (None : sum_over W (fun r => if c_bounded (own r) r then exchanges W own input + 1 else 0) = 0).
   { unfold sum_over. induction (seq 0 W) as [|q l IH]; [reflexivity|]. simpl. rewrite IH. unfold c_bounded. simpl. rewrite andb_false_r. reflexivity. }
-  unfold bound in Bd. rewrite None in Bd. unfold exchanges in Bd. assert (W * (6 * Termination.total W input + 7) <= W * (6 * total + 7)) by (apply Nat.mul_le_mono_l; lia). lia.
+  assert (Fewer : most_rounds W own input <= rounds).
+  { unfold most_rounds, rounds. change (update_rounds (own 0)) with (update_rounds (cfg 0)). apply Nat.sub_le_mono_r, Nat.mul_le_mono_l. lia. }
+  unfold bound in Bd. rewrite None in Bd. unfold exchanges in Bd.
+  assert (W * (4 * most_rounds W own input + 2 * Termination.total W input + 7) <= W * (4 * rounds + 2 * total + 7)) by (apply Nat.mul_le_mono_l; lia). lia.
 Qed.
 
 Lemma places_of_a_part : forall l a c, map (fun x => nth (pos x) (a ++ l ++ c) 0) (content_from order (length a) l) = l.
 Proof.
-  induction l as [|p l IH]; intros a c; simpl; [reflexivity|]. rewrite app_nth2, Nat.sub_diag by lia. simpl. f_equal.
+  clear deal_first. induction l as [|p l IH]; intros a c; simpl; [reflexivity|]. rewrite app_nth2, Nat.sub_diag by lia. simpl. f_equal.
   specialize (IH (a ++ [p]) c). rewrite <- app_assoc in IH. simpl in IH. rewrite app_length in IH. simpl in IH. rewrite Nat.add_1_r in IH. exact IH.
 Qed.
 
@@ -565,7 +588,8 @@ Lemma a_complete_rank_has_planned_what_it_has_drawn : forall s r, shared_reachab
 Proof.
   intros s r R Hr Jm Nq En O. pose proof (b_rank _ (shared_books s R) r Hr) as Bk. pose proof (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R) as Rb. set (input := fun q => content (places s q)) in *.
   assert (Bg : begun s r = true).
-  { destruct (begun s r) eqn:Bg; [reflexivity|]. destruct (b_fresh _ _ Bk Bg) as [[F|[p [c F]]] _]; rewrite F in *; discriminate. }
+  { destruct (begun s r) eqn:Bg; [reflexivity|]. destruct (b_fresh _ _ Bk Bg) as [_ [[F|[p [c F]]] _]]; rewrite F in O; [discriminate|].
+    unfold lose in O. rewrite initial_goes_on in O. discriminate. }
   assert (P : Permutation (samples_of (steps_of (rank_of (base s) r))) (content (places s r)))
     by exact (with_losses_a_complete_rank_has_planned_its_whole_input W own depth input own_ok (base s) r Rb Hr Jm Nq En O).
   split; [|auto]. rewrite <- (b_upto _ _ Bk Bg). apply Nat.eqb_eq. rewrite <- (b_ended _ _ Bk Bg).
@@ -610,9 +634,9 @@ Proof.
   apply (Nat.le_trans _ (Nat.div2 (Datatypes.S size))); [destruct size; simpl; lia|apply Nat.le_max_r].
 Qed.
 
-Theorem the_shipped_wants_meet_every_assumption : forall W total is_packed cfg, setting_ok W cfg ->
+Theorem the_shipped_wants_meet_every_assumption : forall W total is_packed cfg, setting_ok W cfg -> (forall r, r < W -> c_updates (cfg r) = None) ->
   forall r k d w, r < W -> 1 <= wish_by_tokens W total is_packed cfg r k d w [].
 Proof.
-  intros W total is_packed cfg ok r k d w H. unfold wish_by_tokens, wish_for. change (tokens_of [] =? 0) with true. cbn iota. rewrite Nat.sub_0_r.
-  apply a_shared_window_is_not_empty, (ok_window _ (configs_ok _ _ ok r H)).
+  intros W total is_packed cfg ok Nu r k d w H. unfold wish_by_tokens, wish_for. change (tokens_of [] =? 0) with true. cbn iota. rewrite Nat.sub_0_r.
+  apply a_shared_window_is_not_empty, (ok_window _ (configs_ok _ _ ok r H)), (without_updates _ (Nu r H)).
 Qed.

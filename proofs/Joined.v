@@ -138,18 +138,18 @@ Qed.
 
 (** BUDGET in every step of every rank, with losses or without, with any windows, and with a shared order or without. The budget is the one
     in force in the step's round. *)
-Theorem every_batch_of_the_shipped_configuration_keeps_the_budget : forall shares windows, let cfg := fun _ : nat => with_reading shares windows one in
+Theorem every_batch_of_the_shipped_configuration_keeps_the_budget : forall shares windows updates, let cfg := fun _ : nat => with_reading shares windows updates one in
   setting_ok W cfg -> forall u r, lossy_reachable W cfg depth input u -> r < W ->
   Forall (fun x => let b := budget_in_force r (s_round x) in fits_in shape b (most_padding o padding_share b) (limits_in_force r (s_round x)) (s_group x)) (steps_of (rank_of u r)).
 Proof.
-  intros shares windows cfg ok u r Ru H.
+  intros shares windows updates cfg ok u r Ru H.
   destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok u Ru) as [v [R F]]. destruct (follows_frame W u v r F H) as [-> _].
   pose proof (every_batch_keeps_what_grouping_gives_under_the_budget_in_force W cfg depth input ok
     (fun b => fits_in shape (budget_of whole b) (most_padding o padding_share (budget_of whole b)) (limits_of whole limits b))
     (fun q b w _ => in_every_order_every_group_fits_the_budget o shape padding_share (budget_of whole b) (limits_of whole limits b) w)
     (fun q b k gs t d _ G => in_every_order_an_alignment_keeps_the_budget o shape C k _ _ _ gs t d costs_grow G) v r R H) as Z.
   rewrite Forall_forall in *. intros x Ix. specialize (Z x Ix). cbv beta in Z. rewrite limits_by_budget in Z.
-  unfold limits_in_force. rewrite <- (the_budget_in_force_by_round (with_reading shares windows one) eq_refl eq_refl ok v r x R H Ix). exact Z.
+  unfold limits_in_force. rewrite <- (the_budget_in_force_by_round (with_reading shares windows updates one) eq_refl eq_refl ok v r x R H Ix). exact Z.
 Qed.
 
 (** ORDER in the order sampler, with losses or without: whatever is carried, split, cut by a quota or idle, each rank plans its input from

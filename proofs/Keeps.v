@@ -30,9 +30,6 @@ Proof. induction l as [|x l IH]; intros d n j H; [rewrite firstn_nil; reflexivit
 Lemma map_ext_seq : forall (A : Type) (f g : nat -> A) n, (forall i, i < n -> f i = g i) -> map f (seq 0 n) = map g (seq 0 n).
 Proof. intros A f g n H. apply map_ext_in. intros i Hi. apply in_seq in Hi. apply H. lia. Qed.
 
-(** 1 in COUNT, where a rank asks for the window of the next round, and 0 elsewhere. *)
-Definition in_count (s : state) : nat := match at_phase s with COUNT => 1 | _ => 0 end.
-
 Lemma not_in_count : forall s, at_phase s <> COUNT -> in_count s = 0.
 Proof. intros s P. unfold in_count. destruct (at_phase s); congruence. Qed.
 
@@ -68,15 +65,16 @@ Notation whole := (Facts.whole cfg).
 Notation quota_met := (Facts.quota_met cfg).
 
 Definition worker (s : sys) (t q : nat) : Prop :=
-  (at_phase (rank_of s q) = OFFER /\ exists o, posted (rank_of s q) = Some (MOffer o) /\ o_ready o = true /\ t <= o_samples_max o) \/
+  (at_phase (rank_of s q) = OFFER /\ (exists o, posted (rank_of s q) = Some (MOffer o) /\ o_ready o = true) /\
+    has_steps (cfg q) (round (rank_of s q)) = true /\ t <= length (window (rank_of s q))) \/
   (at_phase (rank_of s q) = COUNT /\ Forall (fun g => g <> []) (aligned (rank_of s q))).
 
 Definition failing (s : sys) (q : nat) : Prop :=
   failure (rank_of s q) <> None /\
   (at_phase (rank_of s q) = REPORT -> exists x, posted (rank_of s q) = Some (MReport x) /\ r_cause x <> None).
 
-(** The rank holds nothing and awaits nothing. *)
-Definition dry (s : sys) (q : nat) : Prop := window (rank_of s q) = [] /\ wanted (rank_of s q) = 0.
+(** The rank holds nothing and awaits nothing, and its source has ended. *)
+Definition dry (s : sys) (q : nat) : Prop := window (rank_of s q) = [] /\ wanted (rank_of s q) = 0 /\ ended (rank_of s q) = true.
 
 Definition planned_samples (h : hist) (n : nat) : nat := sum_nat (map (fun x => n_samples (snd x)) (firstn n (h_steps h))).
 
@@ -84,7 +82,8 @@ Definition true_counts (s : sys) (j : nat) : counts :=
   sum_counts (map (fun q => count_group (nth j (groups_of (rank_of s q)) [])) (seq 0 W)).
 
 Record second (s : sys) : Prop := {
-  n_count : forall t, h_kind (whole s) = NCount t -> 1 <= t /\ quota_met (whole s) = false /\ exists q, q < W /\ worker s t q;
+  n_count : forall t, h_kind (whole s) = NCount t -> quota_met (whole s) = false /\
+    (t = 0 /\ has_steps (cfg 0) (h_round (whole s)) = false \/ 1 <= t /\ exists q, q < W /\ worker s t q);
   n_report : h_kind (whole s) = NReport -> (exists q, q < W /\ failing s q) \/ exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0);
   n_closed : forall l, h_kind (whole s) = NClosed Complete l ->
     quota_met (whole s) = true \/ (c_is_quota (cfg 0) = true /\ exists q, q < W /\ dry s q) \/ forall q, q < W -> dry s q;
@@ -166,24 +165,26 @@ Proof.
   assert (Rr : rank_of s' r = t) by (rewrite Er; apply update_same).
   assert (Rq : forall q, q <> r -> rank_of s' q = rank_of s q) by (intros q NE; rewrite Er; apply update_other, NE).
   constructor; rewrite ?Wh'.
-  - intros T HT. destruct (n_count s S T HT) as [T1 [T2 [q [Hq Wa]]]]. split; [exact T1|]. split; [exact T2|]. exists q. split; [exact Hq|].
+  - intros T HT. destruct (n_count s S T HT) as [T1 [T2|[T2 [q [Hq Wa]]]]]; (split; [exact T1|]); [left; exact T2|right]. split; [exact T2|]. exists q. split; [exact Hq|].
     destruct (Nat.eq_dec q r) as [->|NE]; [|unfold worker in *; rewrite (Rq q NE); exact Wa].
     unfold worker in *. rewrite Rr. destruct Cases as [[y ->]|NG].
     + destruct (Kt y eq_refl) as [K1 [Wt Wh]]. right. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K1)) as P1. rewrite HT in P1.
       split; [exact P1|]. pose proof (k_kind _ _ _ _ _ _ K1) as K2. unfold kind_ok in K2. rewrite P1, HT in K2. destruct K2 as [K2 _]. injection K2 as K2.
-      destruct Wa as [[P [o [Po [Ro Lo]]]]|[P Wa]].
+      destruct Wa as [[P [[o [Po Ro]] [Hs Lo]]]|[P Wa]].
       * simpl in E. rewrite P in E. destruct y as [a|cs|rs]; try discriminate. destruct (agree_cases _ _ _ _ _ _ E) as [C _].
         destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n _ _ _ _ P2 _ Al _]; try congruence.
-        rewrite Al in *. rewrite (ok_align_length _ (configs_ok _ _ ok r H)) in K2.
+        rewrite Al in *. rewrite (formed_length _ (configs_ok _ _ ok r H)) in K2 by congruence.
         destruct (k_offer _ _ _ _ _ _ K0 P) as [o' [Po' O]]. rewrite Po in Po'. injection Po' as <-.
-        destruct (of_ready _ _ _ _ O Ro) as [_ [_ [R3 [R4 _]]]].
-        apply (ok_align_work _ (configs_ok _ _ ok r H)); [rewrite R3; apply (ok_group_nonempty _ (configs_ok _ _ ok r H))|].
-        rewrite R3, (Permutation_length (ok_group_perm _ (configs_ok _ _ ok r H) _ _)). destruct (is_quota_met _ _); lia.
+        destruct (of_ready _ _ _ _ O Ro) as [_ [_ [R3 _]]]. unfold groups_at in R3. rewrite Hs in R3. unfold align_at. rewrite Hs, R3.
+        apply (ok_align_work _ (configs_ok _ _ ok r H)); [apply (ok_group_nonempty _ (configs_ok _ _ ok r H))|].
+        rewrite (Permutation_length (ok_group_perm _ (configs_ok _ _ ok r H) _ _)). lia.
       * exfalso. pose proof (k_kind _ _ _ _ _ _ K0) as K3. unfold kind_ok in K3. rewrite P in K3. destruct K3 as [K3 _].
         simpl in E. rewrite P in E. destruct y as [a|cs|rs]; try discriminate. rewrite Wh in HT. unfold h_step in HT. rewrite K3 in HT. discriminate.
     + pose proof (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. pose proof (transition_same _ _ _ _ _ _ NG E) as X.
-      destruct Wa as [[P Wa]|[P Wa]]; (destruct S1 as [S2 S3]; [unfold is_waiting; rewrite P; reflexivity|]); rewrite S2, ?S3; [left|right]; split; auto.
-      rewrite (sa_aligned _ _ X). exact Wa.
+      destruct Wa as [[P Wa]|[P Wa]]; (destruct S1 as [S2 S3]; [unfold is_waiting; rewrite P; reflexivity|]); rewrite S2, ?S3; [left|right]; (split; [exact P|]).
+      * rewrite (sa_round _ _ X). destruct Wa as [[o [Po Ro]] Wa]. destruct (k_offer _ _ _ _ _ _ K0 P) as [o' [Po' O]]. rewrite Po in Po'. injection Po' as <-.
+        destruct (of_ready _ _ _ _ O Ro) as [_ [R2 _]]. rewrite (proj1 (sa_window _ _ X R2)). split; [eauto|exact Wa].
+      * rewrite (sa_aligned _ _ X). exact Wa.
   - intros HR. destruct (n_report s S HR) as [[q [Hq [F1 F2]]]|D]; [|right; exact D]. left. exists q. split; [exact Hq|].
     destruct (Nat.eq_dec q r) as [->|NE]; [|unfold failing; rewrite (Rq q NE); split; assumption].
     unfold failing. rewrite Rr. pose proof (rank_keeps_failure s r e t I H E F1) as F3. split; [rewrite F3; exact F1|]. intros P.
@@ -195,15 +196,16 @@ Proof.
     + pose proof (own_event_reports _ _ _ _ _ _ NG E P) as P0.
       destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. destruct S1 as [S2 S3]; [unfold is_waiting; rewrite P0; reflexivity|]. rewrite S3. apply F2, P0.
   - intros l HC. assert (D : forall q, q < W -> dry s q -> dry s' q).
-    { intros q Hq [D1 D2]. destruct (Nat.eq_dec q r) as [->|NE]; [|unfold dry; rewrite (Rq q NE); split; assumption]. unfold dry. rewrite Rr.
+    { intros q Hq [D1 [D2 D3]]. destruct (Nat.eq_dec q r) as [->|NE]; [|unfold dry; rewrite (Rq q NE); auto]. unfold dry. rewrite Rr.
       destruct Cases as [[y ->]|NG].
       - destruct (Kt y eq_refl) as [K1 [_ Wh]]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K1)) as P1. rewrite HC in P1.
+        pose proof (answer_keeps_ended _ _ _ _ _ _ E) as En.
         simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:P0; try discriminate.
-        + destruct (agree_cases _ _ _ _ _ _ E) as [_ [_ [_ [_ A]]]]. destruct A as [_ [A1 A2]]; [destruct P1; congruence|]. rewrite A1, A2. auto.
+        + destruct (agree_cases _ _ _ _ _ _ E) as [_ [_ [_ [_ A]]]]. destruct A as [_ [A1 A2]]; [destruct P1; congruence|]. rewrite A1, A2, En. auto.
         + exfalso. destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [[P2|P2] _]]]]]; destruct P1; congruence.
         + destruct (failure_of rs); [|discriminate]. injection E as <-.
-          exact (conj D1 D2).
-      - destruct (sa_window _ _ (transition_same _ _ _ _ _ _ NG E) D2) as [A1 A2]. rewrite A1, A2. auto. }
+          exact (conj D1 (conj D2 D3)).
+      - pose proof (transition_same _ _ _ _ _ _ NG E) as X. destruct (sa_window _ _ X D2) as [A1 A2]. rewrite A1, A2, (sa_ended _ _ X D3). auto. }
     destruct (n_closed s S l HC) as [Q|[[Q [q [Hq Dq]]]|Q]]; [left; exact Q|right; left; split; [exact Q|]; exists q; auto|right; right; auto].
   - apply (n_work s S).
   - apply (n_first s S).
@@ -255,12 +257,19 @@ Proof.
     assert (Hq : quota_met (whole s') = quota_met (whole s)) by (unfold Facts.quota_met, h_samples; rewrite Hs; reflexivity).
     constructor; try rewrite Hs; try rewrite Hq; try apply S.
     + intros t Ht. rewrite Wh in Ht. unfold h_step in Ht. rewrite Hk in Ht. destruct (is_bad a) eqn:B; [discriminate|]. destruct (o_stop_rank a) eqn:Sr; [discriminate|]. simpl in Ht.
-      destruct (target (cfg 0) a) as [|n] eqn:T; [discriminate|]. injection Ht as <-. split; [lia|].
+      destruct (target (cfg 0) a) as [|n] eqn:T; [discriminate|]. injection Ht as <-.
       destruct (good_agreement_facts W cfg depth input ok s a I P R B Sr) as [G1 [G2 [[q [Hq' [o [Po Mo]]]] _]]].
-      assert (NZ : o_samples_max a <> 0) by (intros Z; unfold target in T; rewrite Z in T; discriminate).
-      destruct (G2 NZ) as [Sa Q]. split; [exact Q|]. exists q. split; [exact Hq'|]. left. simpl. destruct (G1 q Hq') as [o' [Po' [Ph [Ro _]]]].
-      rewrite Po in Po'. injection Po' as <-. split; [exact Ph|]. exists o. split; [exact Po|]. split; [exact Ro|]. rewrite Mo.
-      pose proof (ok_rule _ (configs_ok _ _ ok 0 ltac:(lia)) a Sa) as B2. unfold target in T. destruct (_ || _); [discriminate|]. destruct (c_is_quota (cfg 0)); lia.
+      destruct (G2 (proj1 (target_makes _ _ _ T))) as [Q Sa]. split; [exact Q|].
+      pose proof (good_agreement_round W cfg depth input s a I P R B q Hq') as Rd.
+      pose proof (good_agreement W cfg SR (prints_differ _ _ ok) _ _ q (exchange_entry _ _ _ _ s _ I P R) B Hq') as Same.
+      assert (Hr : h_round (whole s') = o_round_min a) by (rewrite Wh, Rd, (k_round _ _ _ _ _ _ (Cur q Hq')); unfold h_step; rewrite Hk, B, Sr; reflexivity).
+      rewrite Hr. destruct (has_steps (cfg 0) (o_round_min a)) eqn:Hst; [right|left; split; [exact (no_steps_unless_formed _ _ _ _ T eq_refl Hst)|reflexivity]].
+      pose proof (target_within_bounds _ _ _ (ok_rule _ (configs_ok _ _ ok 0 ltac:(lia))) T Hst (Sa eq_refl)) as B2.
+      split; [lia|]. exists q. split; [exact Hq'|]. left. simpl. destruct (G1 q Hq') as [o' [Po' [Ph [Ro [Wa [_ [_ Sm]]]]]]].
+      rewrite Po in Po'. injection Po' as <-. split; [exact Ph|]. split; [eauto|]. rewrite <- Rd, Same. split; [exact Hst|].
+      rewrite Q, Mo in Sm. destruct (k_offer _ _ _ _ _ _ (Cur q Hq') Ph) as [o' [Po' O]]. rewrite Po in Po'. injection Po' as <-.
+      destruct (of_ready _ _ _ _ O Ro) as [_ [_ [R3 _]]].
+      rewrite (held_is_window _ _ _ _ _ _ (configs_ok _ _ ok q Hq') (Cur q Hq') Ph Wa R3) in Sm by (rewrite Same, <- Rd; exact Hst). lia.
     + intros Ht. rewrite Wh in Ht. unfold h_step in Ht. rewrite Hk in Ht. destruct (is_bad a) eqn:B.
       2:{ destruct (o_stop_rank a); [discriminate|]. simpl in Ht. destruct (target (cfg 0) a); discriminate. }
       unfold is_bad in B. apply orb_true_iff in B as [B|B]; [apply orb_true_iff in B as [B|B]|].
@@ -280,16 +289,17 @@ Proof.
       destruct (target (cfg 0) a) as [|n] eqn:T; [|discriminate].
       destruct (good_agreement_facts W cfg depth input ok s a I P R B Sr) as [G1 [G2 [_ [q [Hq' [o [Po Mo]]]]]]].
       destruct (quota_met (whole s)) eqn:Q; [left; reflexivity|right].
-      unfold target in T. destruct (o_samples_max a =? 0) eqn:Z; simpl in T.
-      * right. apply Nat.eqb_eq in Z. intros r H. destruct (G1 r H) as [o' [_ [_ [_ [Wa [L1 [_ L2]]]]]]]. split; [|exact Wa]. simpl. destruct (window (rank_of s r)); [reflexivity|simpl in L2; lia].
-      * left. apply Nat.eqb_neq in Z. destruct (G2 Z) as [Sa _]. pose proof (ok_rule _ (configs_ok _ _ ok 0 ltac:(lia)) a Sa) as B2.
-        destruct (c_is_quota (cfg 0)); simpl in T; [|lia]. split; [reflexivity|].
-        destruct (o_samples_min a =? 0) eqn:Z2; [|apply Nat.eqb_neq in Z2; lia]. apply Nat.eqb_eq in Z2.
-        exists q. split; [exact Hq'|]. destruct (G1 q Hq') as [o' [Po' [_ [_ [Wa [_ [_ L2]]]]]]]. rewrite Po in Po'. injection Po' as <-. split; [|exact Wa]. simpl.
-        destruct (window (rank_of s q)); [reflexivity|simpl in L2; lia].
+      assert (Dry : forall r, r < W -> forall o', posted (rank_of s r) = Some (MOffer o') -> o_samples_max o' = 0 -> dry s' r).
+      { intros r H o' Po' Z. destruct (G1 r H) as [o2 [Po2 [Ph2 [_ [Wa [_ [_ L2]]]]]]]. rewrite Po' in Po2. injection Po2 as <-. rewrite Z in L2.
+        destruct (held_nothing _ _ _ _ _ _ (Cur r H) ltac:(congruence) Wa (eq_sym L2)) as [E1 E2]. unfold dry. simpl. auto. }
+      destruct (target_closes _ _ T) as [Z|[Qm Z]].
+      * right. intros r H. destruct (G1 r H) as [o' [Po' [_ [_ [_ [L1 _]]]]]]. apply (Dry r H o' Po'). lia.
+      * left. split; [exact Qm|]. exists q. split; [exact Hq'|]. apply (Dry q Hq' o Po). lia.
     + unfold planned_samples. rewrite Hs. apply (n_first s S).
-  - destruct (pending_counts s cs I P R) as [X1 X2]. destruct (n_count s S _ Hk) as [T1 [T2 [q [Hq Wa]]]].
-    assert (Wq : Forall (fun g => g <> []) (aligned (rank_of s q))) by (destruct (X1 q Hq) as [Pq _]; destruct Wa as [[Pq' _]|[_ Wa]]; [congruence|exact Wa]).
+  - destruct (pending_counts s cs I P R) as [X1 X2]. destruct (n_count s S _ Hk) as [T2 T1].
+    assert (Wq : cs = [] \/ exists q, q < W /\ Forall (fun g => g <> []) (aligned (rank_of s q))).
+    { destruct T1 as [[T1 _]|[_ [q [Hq Wa]]]]; [left; destruct cs; [reflexivity|discriminate]|right; exists q; split; [exact Hq|]].
+      destruct (X1 q Hq) as [Pq _]; destruct Wa as [[Pq' _]|[_ Wa]]; [congruence|exact Wa]. }
     set (n := cut (cfg 0) (h_samples (whole s)) cs). assert (Ln : n <= length cs) by apply cut_le.
     assert (Hs : h_steps (whole s') = h_steps (whole s) ++ make_shared (length (h_steps (whole s))) (h_round (whole s)) (firstn n cs)) by (rewrite Wh; unfold h_step; rewrite Hk; reflexivity).
     assert (Hk' : h_kind (whole s') = NOffer) by (rewrite Wh; unfold h_step; rewrite Hk; reflexivity).
@@ -306,6 +316,7 @@ Proof.
     constructor; try (rewrite Hk'; discriminate); try (intros ? X; rewrite Hk' in X; discriminate).
     + rewrite Hs. apply Forall_app. split; [apply (n_work s S)|]. apply Forall_forall. intros y Hy. apply In_nth_error in Hy as [j Hj].
       apply make_shared_nth in Hj. assert (Hj2 : j < length (firstn n cs)) by (apply nth_error_Some; congruence). rewrite firstn_length in Hj2.
+      destruct Wq as [Wq|[q [Hq Wq]]]; [rewrite Wq in Hj2; simpl in Hj2; lia|].
       apply nth_error_nth with (d := zero_counts) in Hj. rewrite nth_firstn in Hj by lia. rewrite <- Hj, X2.
       eapply Nat.le_trans; [|apply (sum_counts_ge _ W q Hq)]. destruct (X1 q Hq) as [_ Lq].
       rewrite Forall_forall in Wq. assert (NE : nth j (aligned (rank_of s q)) [] <> []) by (apply Wq, nth_In; lia).

@@ -3,15 +3,39 @@ Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Coupled Termination Age Loss Gone Shards Drawing Job.
 Import ListNotations.
 
+(** For a round that forms steps, a rank that has counted holds or draws a sample, or the order ends. *)
+Definition feeds (W total : nat) (cfg : nat -> config) (depth : nat -> nat) (order : nat -> sample) (deal : nat -> (nat -> nat) -> nat -> nat -> list nat)
+  (wish : nat -> nat -> nat -> list sample -> list sample -> nat) : Prop := forall s r ws, shared_reachable W total cfg depth order deal wish s -> r < W -> begun s r = true ->
+  let u := rank_of (base s) r in let next := S (round u) in
+  at_phase u = COUNT -> ended u = false -> nth_error (told s) (got (base s) r) = Some (Some ws) -> has_steps (cfg r) next = true ->
+  1 <= length (window u) + length (share_of deal s r next ws) \/ far_of W deal s r next ws = total.
+
+(** So it is if whoever wants a sample is dealt one, unless all that is left is dealt, and a rank that holds none wants one. *)
+Theorem ranks_that_want_are_fed : forall W total cfg depth order deal wish, setting_ok W cfg ->
+  (forall k ws d, exists n, n <= total - d /\ Permutation (dealt_out W deal k ws d) (seq d n)) ->
+  (forall k ws d r, r < W -> 1 <= ws r -> 1 <= length (deal k ws d r) \/ total <= d + length (dealt_out W deal k ws d)) ->
+  (forall r k d w, r < W -> 1 <= wish r k d w []) -> (forall r, r < W -> has_steps (cfg r) 0 = true) -> feeds W total cfg depth order deal wish.
+Proof.
+  intros W total cfg depth order deal wish ok deal_next deal_feeds wish_some begins s r ws R Hr Bg u next Ph En To _.
+  assert (B : books W total cfg deal wish s) by (apply (shared_books W total cfg depth order deal wish ok deal_next); [left; split; [exact begins|exact (fun ws r => deal_feeds 0 ws 0 r)]|exact R]).
+  pose proof (b_rank _ _ _ _ _ _ B r Hr) as Bk. destruct (b_want _ _ _ _ _ _ _ Bk Ph) as [_ Wa]. destruct (Wa En) as [Wi Wt]. fold u in Wi.
+  destruct (window u) as [|x l] eqn:Wn; [|left; simpl; lia].
+  assert (L : 1 <= ws r) by (rewrite (Wt ws To); exact (Wi (fun k d w => wish_some r k d w Hr) eq_refl)).
+  destruct (deal_feeds next ws (upto s r) r Hr L) as [F|F]; [left; exact F|right].
+  pose proof (dealt_within W total deal deal_next next ws (upto s r)). unfold far_of.
+  assert (upto s r <= total) by (rewrite (b_upto _ _ _ _ _ _ _ Bk Bg); apply (no_more_is_drawn_than_there_is W total), deal_next). lia.
+Qed.
+
 Section Lively.
 Variables (W total : nat) (cfg : nat -> config) (depth : nat -> nat) (order : nat -> sample).
-Variable deal : (nat -> nat) -> nat -> nat -> list nat.
+Variable deal : nat -> (nat -> nat) -> nat -> nat -> list nat.
 Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
 Hypothesis ok : setting_ok W cfg.
 Hypothesis deep : forall r, r < W -> 1 <= depth r.
-Hypothesis deal_next : forall ws d, exists n, n <= total - d /\ Permutation (dealt_out W deal ws d) (seq d n).
-Hypothesis deal_feeds : forall ws d r, r < W -> 1 <= ws r -> 1 <= length (deal ws d r) \/ total <= d + length (dealt_out W deal ws d).
-Hypothesis wish_some : forall r k d w, r < W -> 1 <= wish r k d w [].
+Hypothesis deal_next : forall k ws d, exists n, n <= total - d /\ Permutation (dealt_out W deal k ws d) (seq d n).
+Hypothesis deal_first : begins_by_drawing W total cfg deal.
+(** For a round that forms steps a rank holds or draws a sample, or the order ends. *)
+Hypothesis fed : feeds W total cfg depth order deal wish.
 
 Notation shared_reachable := (shared_reachable W total cfg depth order deal wish).
 Notation shared_step := (shared_step W total cfg depth order deal wish).
@@ -31,16 +55,17 @@ Definition goes_on (P : label -> Prop) (s : shared_sys) : Prop := exists l s', P
 Lemma a_rank_begins : forall s r, shared_reachable s -> r < W -> begun s r = false -> is_lost (rank_of (base s) r) = false ->
   failure (rank_of (base s) r) = None /\ exists last s', shared_step s (LRank r (SamplesRead [] last false)) s'.
 Proof.
-  intros s r R Hr Bg Nl. destruct (b_fresh _ _ _ _ _ _ _ (b_rank _ _ _ _ _ _ (shared_books W total cfg depth order deal wish ok deal_next deal_feeds s R) r Hr) Bg) as [[Fr|[p [c Fr]]] [_ [_ [Up _]]]];
-    [|rewrite Fr in Nl; discriminate]. split; [rewrite Fr; reflexivity|].
-  set (mine := share_of deal s r (first_wants cfg)). set (far := far_of W deal s r (first_wants cfg)).
-  assert (Em : mine = deal (first_wants cfg) 0 r) by (unfold mine, share_of; rewrite Up; reflexivity).
+  intros s r R Hr Bg Nl. destruct (b_fresh _ _ _ _ _ _ _ (b_rank _ _ _ _ _ _ (shared_books W total cfg depth order deal wish ok deal_next deal_first s R) r Hr) Bg) as [Hs0 [[Fr|[p [c Fr]]] [_ [_ [Up _]]]]];
+    [|rewrite Fr in Nl; unfold lose in Nl; rewrite initial_goes_on in Nl; discriminate]. destruct (own_begins_by_reading cfg deal r Hs0) as [Pi Wi]. split; [rewrite Fr; reflexivity|].
+  set (mine := share_of deal s r 0 (first_wants cfg)). set (far := far_of W deal s r 0 (first_wants cfg)).
+  assert (Em : mine = deal 0 (first_wants cfg) 0 r) by (unfold mine, share_of; rewrite Up; reflexivity).
   exists (far =? total). assert (B : exists b, begins W cfg depth order deal s r mine (far =? total) b).
   { unfold begins. destruct (far =? total); [|eauto]. destruct mine as [|p rest] eqn:E; eexists.
     - apply StepRank with (t := post (own r) r (moved (depth r) (rank_of (base s) r) (SamplesRead [] true false))); [exact Hr| |].
       + simpl. rewrite update_same, Fr. split; [reflexivity|]. split; [reflexivity|]. split; [auto|discriminate].
-      + apply granted_event. rewrite Fr. split; [change (Nat.max 1 (length (deal (first_wants cfg) 0 r)) <> 0); lia|]. split; [apply Nat.le_0_l|]. split; [discriminate|auto].
-    - apply StepDrawn; [exact Hr|]. unfold may_draw. rewrite update_same, content_length, Fr. simpl. repeat split; auto. right. repeat split; auto. rewrite <- Em. reflexivity. }
+      + apply granted_event. rewrite Fr. split; [rewrite Wi; lia|]. split; [apply Nat.le_0_l|]. split; [discriminate|auto].
+    - apply StepDrawn; [exact Hr|]. unfold may_draw. rewrite update_same, content_length, Fr. split; [reflexivity|]. split; [reflexivity|]. split; [apply Nat.le_refl|]. split; [reflexivity|]. right.
+      split; [exact Pi|]. split; [discriminate|]. split; [rewrite Wi, <- Em; reflexivity|reflexivity]. }
   destruct B as [b B]. eexists. apply SharedBegins with (b := b); assumption.
 Qed.
 
@@ -52,8 +77,8 @@ Lemma the_job_goes_on : forall (P : label -> Prop) s l b, shared_reachable s -> 
   (forall r, is_of r l -> (forall x, P (LRank r (Got x))) /\ (failure (rank_of (base s) r) = None -> forall xs en, P (LRank r (SamplesRead xs en false)))) ->
   goes_on P s.
 Proof.
-  intros P s l b R St Pl Nl Sv Cl. pose proof (shared_books W total cfg depth order deal wish ok deal_next deal_feeds s R) as B.
-  assert (Rb := a_run_of_shared_shards_is_one_of_shards_of_ones_own W total cfg depth order deal wish ok deal_next deal_feeds s R).
+  intros P s l b R St Pl Nl Sv Cl. pose proof (shared_books W total cfg depth order deal wish ok deal_next deal_first s R) as B.
+  assert (Rb := a_run_of_shared_shards_is_one_of_shards_of_ones_own W total cfg depth order deal wish ok deal_next deal_first s R).
   assert (Begun : forall r, r < W -> is_of r l -> is_lost (rank_of (base s) r) = false -> goes_on P s \/ begun s r = true).
   { intros r Hr Ir Lr. destruct (begun s r) eqn:Bg; [auto|left]. destruct (a_rank_begins s r R Hr Bg Lr) as [F [la [s' S]]].
     exists (LRank r (SamplesRead [] la false)), s'. split; [apply (Cl r Ir), F|exact S]. }
@@ -64,7 +89,7 @@ Proof.
   { intros r cs u Hr Ir Bg Ph Pe Ex E. pose proof (b_rank _ _ _ _ _ _ B r Hr) as Bk. destruct (b_want _ _ _ _ _ _ _ Bk Ph) as [Wz Wa].
     pose proof (b_read _ _ _ _ _ _ _ Bk Bg) as Rd. rewrite Wz, Nat.add_0_r in Rd.
     destruct (Forall2_nth _ _ _ _ _ (b_told _ _ _ _ _ _ B) _ _ Ex) as [w [To Iw]]. destruct w as [ws|]; [|discriminate].
-    set (mine := share_of deal s r ws). set (far := far_of W deal s r ws). set (la := far =? total). set (v := rank_of (base s) r) in *.
+    set (next := S (round (rank_of (base s) r))). set (mine := share_of deal s r next ws). set (far := far_of W deal s r next ws). set (la := far =? total). set (v := rank_of (base s) r) in *.
     set (skips := ended v || is_nil mine && negb la). set (b1 := if skips then base s else System.drawn (base s) r (length mine) la).
     assert (D : draws_its_share W cfg depth order deal s r mine la b1).
     { unfold draws_its_share, b1. fold v. fold skips. destruct skips eqn:Sk; [reflexivity|]. apply StepDrawn; [exact Hr|]. unfold skips in Sk. apply orb_false_iff in Sk as [Sk1 Sk2].
@@ -78,12 +103,10 @@ Proof.
     apply StepRank with (t := t); [exact Hr| |exact E1]. simpl. split; [unfold b1; destruct skips; exact Pe|].
     split; [unfold b1; destruct skips; exact Ex|]. intros _. rewrite V. unfold has_more. destruct skips eqn:Sk; unfold skips in Sk.
     - apply orb_true_iff in Sk as [Sk|Sk]; [left; exact Sk|]. apply andb_true_iff in Sk as [Sk1 Sk2]. destruct (ended v) eqn:En; [auto|right].
-      destruct (window v) as [|x l'] eqn:Wn; [exfalso|simpl; lia]. destruct (Wa eq_refl) as [Wi Wt].
-      assert (L : 1 <= ws r) by (rewrite (Wt ws To); exact (Wi (fun k d w => wish_some r k d w Hr) eq_refl)).
-      destruct (deal_feeds ws (upto s r) r Hr L) as [F|F]; [unfold mine, share_of in Sk1; destruct (deal ws (upto s r) r); [simpl in F; lia|discriminate]|].
-      apply negb_true_iff, Nat.eqb_neq in Sk2. pose proof (dealt_within W total deal deal_next ws (upto s r)). unfold far, far_of in Sk2.
-      assert (upto s r <= total) by (rewrite (b_upto _ _ _ _ _ _ _ Bk Bg); apply (no_more_is_drawn_than_there_is W total), deal_next). lia.
-    - apply orb_false_iff in Sk as [_ Sk]. simpl. destruct la; [left; reflexivity|right]. destruct mine; [discriminate|simpl; lia]. }
+      assert (Cv : coming v = next) by (unfold coming, in_count; rewrite Ph; apply Nat.add_1_r). rewrite Cv. change (has_steps (own r) next) with (has_steps (cfg r) next).
+      destruct (has_steps (cfg r) next) eqn:Hs; [left|auto]. apply negb_true_iff, Nat.eqb_neq in Sk2.
+      destruct (fed s r ws R Hr Bg Ph En To Hs) as [F|F]; [|contradiction]. fold v next mine in F. destruct mine; [simpl in F; lia|discriminate].
+    - apply orb_false_iff in Sk as [_ Sk]. simpl. destruct la; [left; reflexivity|right; left]. destruct mine; [discriminate|simpl; lia]. }
   inversion St as [? r e t Hr M E|? x Pa Re|? r Hr Ru Tk|? r n la Hr D]; subst l; [|apply Own; exact Logic.I|apply Own; exact Logic.I|]; simpl in Nl;
     (destruct (Begun r Hr eq_refl Nl) as [G|Bg]; [exact G|]).
   - destruct e as [xs en full| |[a|cs|rs]| | | |]; try (apply Own; exact Bg).
@@ -113,7 +136,7 @@ Theorem with_shared_shards_every_live_loader_ends_or_its_trainer_is_in_a_step_th
   (exists r, is_to_be_told W gone (base s) r) \/
   forall r, r < W -> gone r = false -> at_phase (rank_of (base s) r) = DONE \/ (at_phase (rank_of (base s) r) = DRAIN /\ running (base s) r = true /\ never_ends W gone (base s) r).
 Proof.
-  intros gone s R. assert (Rb := a_run_of_shared_shards_is_one_of_shards_of_ones_own W total cfg depth order deal wish ok deal_next deal_feeds s R).
+  intros gone s R. assert (Rb := a_run_of_shared_shards_is_one_of_shards_of_ones_own W total cfg depth order deal wish ok deal_next deal_first s R).
   destruct (every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends W own depth _ own_is_ok deep gone (base s) Rb) as [[[l [b [St [Bi [Li Ne]]]]]|T]|A]; [left|auto..].
   eapply (the_job_goes_on _ s l b R St); [auto|..].
   - destruct l as [r e| |r|r n la]; auto; apply Li.
@@ -125,7 +148,7 @@ Qed.
 Lemma nobody_is_lost : forall s, shared_reachable s -> (forall r, r < W -> is_lost (rank_of (base s) r) = false) ->
   exists v, reachable W own depth (fun q => content (places s q)) v /\ follows W (base s) v /\ forall r, r < W -> rank_of (base s) r = rank_of v r.
 Proof.
-  intros s R Nl. assert (Rb := a_run_of_shared_shards_is_one_of_shards_of_ones_own W total cfg depth order deal wish ok deal_next deal_feeds s R).
+  intros s R Nl. assert (Rb := a_run_of_shared_shards_is_one_of_shards_of_ones_own W total cfg depth order deal wish ok deal_next deal_first s R).
   destruct (a_run_with_losses_follows_a_run_without W own depth _ own_is_ok (base s) Rb) as [v [Rv F]]. exists v. split; [exact Rv|]. split; [exact F|].
   intros r Hr. exact (live_is_followed W _ v r F Hr (Nl r Hr)).
 Qed.

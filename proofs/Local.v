@@ -28,7 +28,8 @@ Record config_ok (c : config) : Prop := {
   ok_align_work : forall k gs t d, Forall (fun g => g <> []) gs -> t <= length (concat gs) ->
     Forall (fun g => g <> []) (fst (c_align c k gs t d));
   ok_align_due : forall k gs t d, count_due d gs <= t -> Forall (fun x => d <= pos x) (snd (c_align c k gs t d));
-  ok_window : forall r k, 1 <= c_window c r k;
+  ok_window : forall r k, has_steps c k = true -> 1 <= c_window c r k;
+  ok_updates : 1 <= update_rounds c;
   ok_age : 1 <= c_max_age c;
   ok_rule : within_bounds (c_rule c) }.
 
@@ -54,7 +55,7 @@ Definition h_step (c : config) (h : hist) (x : result) : hist :=
       else match o_stop_rank a with
       | Some r => let n := match o_stop_step a with Some n => n | None => 0 end in
                   mkHist (NClosed (Stopped r n) n) (h_round h) (h_steps h) (h_released h)
-      | None => mkHist (match target c a with 0 => NClosed Complete (length (h_steps h)) | S t => NCount (S t) end)
+      | None => mkHist (match target c a with Closes => NClosed Complete (length (h_steps h)) | Makes t => NCount t end)
                        (h_round h) (h_steps h) (length (h_steps h))
       end
   | NCount _, Counted cs =>
@@ -86,10 +87,10 @@ Record offer_ok (c : config) (rank : nat) (s : state) (o : offer) : Prop := {
   of_step : o_stop_rank o <> None -> o_stop_step o <> None;
   of_budget : o_budget o = c_accepts c rank (round s);
   of_ready : o_ready o = true ->
-    collated s = true /\ wanted s = 0 /\ groups s = c_group c (budget s) (window s) /\
-    o_samples_max o = (if is_quota_met c (gsum s) then 0 else length (window s)) /\
+    collated s = true /\ wanted s = 0 /\ groups s = form_groups c s /\
+    o_samples_max o = (if is_quota_met c (gsum s) then 0 else held_samples c s) /\
     o_groups_max o = length (groups s) /\
-    o_groups_min o = (if ended s then None else Some (groups_to_emit c (budget s) (groups s))) /\
+    o_groups_min o = (if ended s || is_some (c_updates c) then None else Some (groups_to_emit c (budget s) (groups s))) /\
     o_due_max o = count_due (due_before c s) (groups s) }.
 
 Definition kind_ok (c c0 : config) (h : hist) (s : state) : Prop :=
@@ -100,8 +101,14 @@ Definition kind_ok (c c0 : config) (h : hist) (s : state) : Prop :=
   | DRAIN | DONE => exists o lim, h_kind h = NClosed o lim /\ ended_as s = Some o
   end.
 
-(** The window has or awaits a sample, or the source has ended. *)
-Definition has_more (s : state) : Prop := ended s = true \/ 1 <= length (window s) + wanted s.
+(** 1 in COUNT, where a rank asks for the window of the next round, and 0 elsewhere. *)
+Definition in_count (s : state) : nat := match at_phase s with COUNT => 1 | _ => 0 end.
+
+(** The round whose window a rank holds: in COUNT it is the next round's. *)
+Definition coming (s : state) : nat := round s + in_count s.
+
+(** The window has or awaits a sample, or the source has ended, or the window is of a round that forms no steps. *)
+Definition has_more (c : config) (s : state) : Prop := ended s = true \/ 1 <= length (window s) + wanted s \/ has_steps c (coming s) = false.
 
 Record core (c c0 : config) (rank : nat) (inp : list sample) (h : hist) (s : state) : Prop := {
   k_round : round s = h_round h;
@@ -115,15 +122,29 @@ Record core (c c0 : config) (rank : nat) (inp : list sample) (h : hist) (s : sta
   k_ended : ended s = true -> read s + wanted s = length inp /\ (c_shares c = false -> wanted s = 0);
   k_aligned : at_phase s <> COUNT -> aligned s = [];
   k_plan : at_phase s = COUNT -> plan s = [];
-  k_window : has_more s \/ at_phase s = COUNT /\ c_shares c = true;
+  k_window : has_more c s \/ at_phase s = COUNT /\ c_shares c = true;
   k_stop : stopped s = true -> exists l, limit s = Some l /\ l <= length (taken s);
   k_free : stopped s = false -> limit s = match h_kind h with NClosed _ l => Some l | _ => None end;
   k_offer : at_phase s = OFFER -> exists o, posted s = Some (MOffer o) /\ offer_ok c rank s o;
   k_count : at_phase s = COUNT -> posted s = Some (MCounts (map count_group (aligned s)));
   k_report : at_phase s = REPORT -> exists r, posted s = Some (MReport r) /\ r_rank r = rank /\ r_print r = c_print c }.
 
-Lemma more_unless_counting : forall c c0 rank inp h s, core c c0 rank inp h s -> at_phase s <> COUNT -> has_more s.
+Lemma more_unless_counting : forall c c0 rank inp h s, core c c0 rank inp h s -> at_phase s <> COUNT -> has_more c s.
 Proof. intros c c0 rank inp h s K P. destruct (k_window _ _ _ _ _ _ K) as [X|[X _]]; [exact X|contradiction]. Qed.
+
+(** A rank that is ready and holds nothing has read its source to the end. *)
+Lemma held_nothing : forall c c0 rank inp h s, core c c0 rank inp h s -> at_phase s <> COUNT -> wanted s = 0 -> held_samples c s = 0 -> window s = [] /\ ended s = true.
+Proof.
+  intros c c0 rank inp h s K P Wa H. unfold held_of in H. destruct (c_updates c) eqn:U; simpl in H.
+  - destruct (ended s); cbn [negb] in H; destruct (window s); simpl in H; auto; discriminate.
+  - destruct (window s) as [|x w] eqn:W; [|discriminate]. split; [reflexivity|]. destruct (more_unless_counting _ _ _ _ _ _ K P) as [M|[M|M]]; [exact M|rewrite W, Wa in M; simpl in M; lia|].
+    unfold has_steps, update_rounds in M. rewrite U, Nat.mod_1_r in M. discriminate.
+Qed.
+
+(** Only a step into COUNT or out of it changes whose window is coming. *)
+Lemma more_stays : forall c s t, ended t = ended s -> window t = window s -> wanted t = wanted s -> round t = round s -> in_count t = in_count s ->
+  has_more c s -> has_more c t.
+Proof. intros c s t E1 E2 E3 E4 E5. unfold has_more, coming. rewrite E1, E2, E3, E4, E5. auto. Qed.
 
 (** The part of the invariant that tells what a rank waits for. *)
 Record tight (depth : nat) (s : state) : Prop := {
@@ -226,12 +247,12 @@ Qed.
 Lemma post_eq : forall c rank s,
   post c rank s = s /\ (at_phase s = FILL -> must_end s = false /\ (is_ready s = false \/ (released s <> [] /\ urged s = false)))
   \/ at_phase s = FILL /\ (must_end s = true \/ is_ready s = true) /\
-     post c rank s = set_phase OFFER (set_groups (c_group c (budget s) (window s)) (set_posted (Some (MOffer (compute_offer c rank s (c_group c (budget s) (window s))))) s)).
+     post c rank s = set_phase OFFER (set_groups (form_groups c s) (set_posted (Some (MOffer (compute_offer c rank s (form_groups c s)))) s)).
 Proof.
   intros. unfold post. destruct (posts s) eqn:R; [right|left; split; [destruct s; reflexivity|intros P]]; unfold posts in R.
   - destruct (at_phase s); try discriminate. split; [reflexivity|]. split; [|reflexivity]. destruct (must_end s); [auto|]. right. destruct (is_ready s); [reflexivity|discriminate].
   - rewrite P in R. apply orb_false_iff in R as [R1 R2]. split; [exact R1|]. destruct (is_ready s); [right|auto]. simpl in R2. apply orb_false_iff in R2 as [R2 R3].
-    split; [destruct (released s); discriminate|exact R3].
+    apply orb_false_iff in R2 as [R2 _]. split; [destruct (released s); discriminate|exact R3].
 Qed.
 
 Lemma post_core : forall c c0 rank inp h s, core c c0 rank inp h s -> core c c0 rank inp h (post c rank s).
@@ -240,7 +261,7 @@ Proof.
   destruct K. constructor; simpl; auto; try discriminate.
   - unfold kind_ok in *. simpl. rewrite P in k_kind0. assumption.
   - intros _. apply k_aligned0. rewrite P. discriminate.
-  - destruct k_window0 as [X|[X _]]; [left; exact X|congruence].
+  - destruct k_window0 as [X|[X _]]; [left; apply (more_stays c s); auto; unfold in_count; rewrite P; reflexivity|congruence].
   - intros _. eexists. split; [reflexivity|]. constructor; simpl; auto.
     + intros NR. destruct R as [R|R]; [|unfold is_ready in *; simpl in *; congruence]. unfold must_end in R.
       apply orb_true_iff in R as [R|R]; rewrite R; [left|right]; discriminate.
@@ -271,7 +292,7 @@ Proof.
   intros c c0 rank inp h s P K. destruct (finish_eq s) as [p [-> C]].
   assert (X : p = DRAIN \/ p = DONE) by (rewrite P in C; exact C). destruct K. unfold kind_ok in *. rewrite P in *.
   constructor; simpl; auto; unfold kind_ok; simpl; destruct X as [-> | ->]; auto; try discriminate; try (intros; apply k_aligned0; discriminate);
-    destruct k_window0 as [Y|[Y _]]; [left; exact Y|discriminate].
+    destruct k_window0 as [Y|[Y _]]; try discriminate; left; apply (more_stays c s); auto; unfold in_count; rewrite P; reflexivity.
 Qed.
 
 Lemma finish_tight : forall c c0 rank inp h depth s, core c c0 rank inp h s -> numbered_from 0 (h_steps h) -> at_phase s = DRAIN ->

@@ -246,7 +246,9 @@ Proof.
 Qed.
 
 Lemma start_follows : follows_as (start cfg) (start cfg).
-Proof. constructor; auto. intros r H. left. split; [reflexivity|auto]. Qed.
+Proof.
+  constructor; auto. intros r H. left. split; [|auto]. simpl. unfold is_lost. simpl. apply andb_false_r.
+Qed.
 
 End Following.
 Notation follows := (follows_as lost_from).
@@ -466,17 +468,19 @@ Proof.
 Qed.
 
 Theorem with_losses_a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest :
+  (forall r, r < W -> c_updates (cfg r) = None) ->
   (forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) ->
   (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
   forall u n w r x, lossy_reachable u -> lossy_path u n w -> r < W ->
   at_phase (rank_of u r) <> COUNT -> is_lost (rank_of u r) = false -> In x (window (rank_of u r)) -> round (rank_of u r) + c_max_age (cfg r) < round (rank_of w r) ->
   exists y, In y (steps_of (rank_of w r)) /\ In x (s_group y) /\ s_round y <= round (rank_of u r) + c_max_age (cfg r).
 Proof.
-  intros Jn Pl u n w r x Ru P H Ph Lf. destruct (a_live_rank_is_followed_on u n w r Ru P H Lf) as [v [v' [R [Ld [X [-> ->]]]]]]. rewrite X in *.
-  exact (a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest W cfg depth input ok Jn Pl v v' r x R Ld H Ph).
+  intros Up Jn Pl u n w r x Ru P H Ph Lf. destruct (a_live_rank_is_followed_on u n w r Ru P H Lf) as [v [v' [R [Ld [X [-> ->]]]]]]. rewrite X in *.
+  exact (a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest W cfg depth input ok Up Jn Pl v v' r x R Ld H Ph).
 Qed.
 
 Theorem with_losses_in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step :
+  (forall r, r < W -> c_updates (cfg r) = None) ->
   (forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ c_shares (cfg r) = false /\ forall p k j, k <= j -> c_window (cfg r) p k <= c_window (cfg r) r j) ->
   (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
   forall u n w r x, lossy_reachable u -> lossy_path u n w -> r < W ->
@@ -484,8 +488,8 @@ Theorem with_losses_in_either_mode_a_sample_is_planned_in_time_or_no_later_round
   (exists y, In y (steps_of (rank_of w r)) /\ In x (s_group y) /\ s_round y <= round (rank_of u r) + c_max_age (cfg r)) \/
   (forall y, In y (steps_of (rank_of w r)) -> s_round y <= round (rank_of u r) + c_max_age (cfg r)).
 Proof.
-  intros Gr Pl u n w r x Ru P H Ph Lf. destruct (a_live_rank_is_followed_on u n w r Ru P H Lf) as [v [v' [R [Ld [X [-> ->]]]]]]. rewrite X in *.
-  exact (in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step W cfg depth input ok Gr Pl v v' r x R Ld H Ph).
+  intros Up Gr Pl u n w r x Ru P H Ph Lf. destruct (a_live_rank_is_followed_on u n w r Ru P H Lf) as [v [v' [R [Ld [X [-> ->]]]]]]. rewrite X in *.
+  exact (in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step W cfg depth input ok Up Gr Pl v v' r x R Ld H Ph).
 Qed.
 
 (** STOP, with losses. *)

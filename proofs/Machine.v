@@ -60,7 +60,7 @@ Inductive result := Agreed (a : offer) | Counted (cs : list counts) | Reported (
     which a rank begins, and [c_accepts] the budget it accepts when it makes the offer of a round; both are arbitrary (R15).
     [c_in_bytes] is true of ranks whose windows are also bounded in bytes (R2.3), [c_shares] if ranks share one order and draw from it
     (R14). [c_keeps] decides, from the groups of a window and the budget in force, whether a rank that reads on would keep one group
-    back (R3.1). *)
+    back (R3.1). [c_updates] is [None] unless ranks form updates (R16); it is then the number of rounds of an update. *)
 Record config := mkConfig {
   c_group : option nat -> list sample -> list group;
   c_align : nat -> list group -> nat -> nat -> list group * list sample;
@@ -74,11 +74,18 @@ Record config := mkConfig {
   c_accepts : nat -> nat -> option nat;
   c_in_bytes : nat -> bool;
   c_shares : bool;
-  c_keeps : option nat -> list group -> bool }.
+  c_keeps : option nat -> list group -> bool;
+  c_updates : option nat }.
 
-(** How a rank reads is part of its configuration: its windows, and whether it shares an order. *)
-Definition with_reading (shares : bool) (windows : nat -> nat -> nat) (c : config) : config :=
-  mkConfig (c_group c) (c_align c) windows (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (c_in_bytes c) shares (c_keeps c).
+Definition is_some {A} (o : option A) : bool := match o with Some _ => true | None => false end.
+
+(** Whether round [k] forms steps: with updates only the last of each (R16.3). What the others read stays in the window. *)
+Definition update_rounds (c : config) : nat := match c_updates c with Some p => p | None => 1 end.
+Definition has_steps (c : config) (k : nat) : bool := S k mod update_rounds c =? 0.
+
+(** How a rank reads is part of its configuration: its windows, whether it shares an order, and the rounds of its updates. *)
+Definition with_reading (shares : bool) (windows : nat -> nat -> nat) (updates : option nat) (c : config) : config :=
+  mkConfig (c_group c) (c_align c) windows (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (c_in_bytes c) shares (c_keeps c) updates.
 Definition c_bounded (c : config) (r : nat) : bool := c_in_bytes c r && negb (c_shares c).
 
 (** ** State *)
@@ -139,15 +146,14 @@ Definition set_limit (v : option nat) (s : state) : state := mkState (at_phase s
 Definition set_outcome (v : option outcome_kind) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) v (posted s).
 Definition set_posted (v : option msg) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) v.
 
-Definition initial (c : config) (rank : nat) : state :=
-  mkState FILL 0 0 false (c_window c rank 0) [] [] [] (c_first c rank) [] [] true 0 0 [] [] [] None false false None None None.
-
 (** ** Offers and targets *)
 
-Definition is_some {A} (o : option A) : bool := match o with Some _ => true | None => false end.
+(** The groups of a window, or none in a round that forms no steps. *)
+Definition groups_at (c : config) (k : nat) (b : option nat) (w : list sample) : list group := if has_steps c k then c_group c b w else [].
+Notation form_groups c s := (groups_at c (round s) (budget s) (window s)).
 
-Definition due_before (c : config) (s : state) : nat :=
-  if length (marks s) =? c_max_age c then hd 0 (marks s) else 0.
+Definition due_of (c : config) (marks : list nat) : nat := if negb (is_some (c_updates c)) && (length marks =? c_max_age c) then hd 0 marks else 0.
+Definition due_before (c : config) (s : state) : nat := due_of c (marks s).
 
 Definition is_quota_met (c : config) (g : nat) : bool := match c_quota c with Some q => q <=? g | None => false end.
 
@@ -158,8 +164,13 @@ Definition must_end (s : state) : bool := is_some (failure s) || stopped s.
 Definition groups_to_emit (c : config) (b : option nat) (gs : list group) : nat :=
   length gs - (if (1 <? length gs) && c_keeps c b gs then 1 else 0).
 
+(** R3.1: with updates, a rank that reads on counts as holding a sample, so that the epoch goes on. *)
+Definition held_of (c : config) (has_ended : bool) (w : list sample) : nat :=
+  if is_some (c_updates c) && negb has_ended then Nat.max 1 (length w) else length w.
+Notation held_samples c s := (held_of c (ended s) (window s)).
+
 Definition compute_offer (c : config) (rank : nat) (s : state) (gs : list group) : offer :=
-  let held := if is_quota_met c (gsum s) then 0 else length (window s) in
+  let held := if is_quota_met c (gsum s) then 0 else held_samples c s in
   {| o_round_min := round s; o_round_max := round s;
      o_print_min := c_print c; o_print_max := c_print c;
      o_ready := is_ready s;
@@ -167,15 +178,27 @@ Definition compute_offer (c : config) (rank : nat) (s : state) (gs : list group)
      o_stop_step := if stopped s then Some (length (taken s)) else None;
      o_stop_rank := if stopped s then Some rank else None;
      o_samples_min := held; o_samples_max := held;
-     o_groups_min := if ended s then None else Some (groups_to_emit c (budget s) gs);
+     o_groups_min := if ended s || is_some (c_updates c) then None else Some (groups_to_emit c (budget s) gs);
      o_groups_max := length gs;
      o_due_max := count_due (due_before c s) gs;
      o_budget := c_accepts c rank (round s) |}.
 
-(** The number of steps in the round; 0 closes the epoch. *)
-Definition target (c : config) (a : offer) : nat :=
-  if (o_samples_max a =? 0) || (c_is_quota c && (o_samples_min a =? 0)) then 0
+(** What an agreement decides: the end of the epoch, or how many steps the round makes. *)
+Inductive decision := Closes | Makes (steps : nat).
+
+Definition is_closing (c : config) (a : offer) : bool := (o_samples_max a =? 0) || (c_is_quota c && (o_samples_min a =? 0)).
+
+(** Of an update no sample is carried into the next, so each group becomes a step. *)
+Definition count_steps (c : config) (a : offer) : nat :=
+  if is_some (c_updates c) then if has_steps c (o_round_min a) then Nat.max (c_rule c a) (o_groups_max a) else 0
   else if c_is_quota c then Nat.min (c_rule c a) (o_samples_min a) else c_rule c a.
+
+Definition target (c : config) (a : offer) : decision := if is_closing c a then Closes else Makes (count_steps c a).
+
+(** The steps of a round, of which there are [t], and the samples carried: all of them in a round that forms no steps. *)
+Definition align_at (c : config) (k : nat) (w : list sample) (gs : list group) (due t : nat) : list group * list sample :=
+  if has_steps c k then c_align c k gs t due else ([], w).
+Notation form_steps c s := (align_at c (round s) (window s) (groups s) (due_before c s)).
 
 Definition is_bad (a : offer) : bool :=
   is_some (o_failed a) || negb (o_round_min a =? o_round_max a) || negb (o_print_min a =? o_print_max a).
@@ -191,14 +214,19 @@ Definition is_nil {A} (l : list A) : bool := match l with [] => true | _ => fals
 (** Each part of a transition is written as a state whose fields contain the case distinctions. A field that the part leaves alone is
     then unchanged by computation, without a proof. *)
 
-(** Whether to post the offer: when it is ready, or at once if the epoch has to end. An urged rank does not wait for its consumer. *)
+(** Whether to post the offer: when it is ready, or at once if the epoch has to end. An urged rank does not wait for its consumer, nor does a
+    rank with nothing to release. *)
 Definition posts (s : state) : bool :=
-  match at_phase s with FILL => must_end s || (is_ready s && (is_nil (released s) || urged s)) | _ => false end.
+  match at_phase s with FILL => must_end s || (is_ready s && (is_nil (released s) || is_nil (plan s) || urged s)) | _ => false end.
 
 Definition post (c : config) (rank : nat) (s : state) : state :=
-  let gs := c_group c (budget s) (window s) in
+  let gs := form_groups c s in
   set_phase (if posts s then OFFER else at_phase s) (set_groups (if posts s then gs else groups s)
     (set_posted (if posts s then Some (MOffer (compute_offer c rank s gs)) else posted s) s)).
+
+(** A rank begins by reading its first window; if that is empty, it posts its offer at once. *)
+Definition initial (c : config) (rank : nat) : state :=
+  post c rank (mkState FILL 0 0 false (c_window c rank 0) [] [] [] (c_first c rank) [] [] true 0 0 [] [] [] None false false None None None).
 
 Definition below (lim : option nat) (n : nat) : bool := match lim with Some l => n <? l | None => true end.
 
@@ -236,9 +264,9 @@ Definition agree (c : config) (rank depth : nat) (a : offer) (s : state) : optio
       else
         let advanced := set_released (released s ++ plan s) (set_plan [] (set_groups [] s)) in
         match target c a with
-        | 0 => Some (drain depth Complete (planned s) advanced)
-        | S t =>
-            let (al, carried) := c_align c (round s) (groups s) (S t) (due_before c s) in
+        | Closes => Some (drain depth Complete (planned s) advanced)
+        | Makes t =>
+            let (al, carried) := form_steps c s t in
             let want := if ended s || c_shares c then 0 else c_window c rank (S (round s)) - length carried in
             Some (deliver depth
               (set_phase COUNT (set_wanted want (set_window carried (set_marks (last_n (c_max_age c) (marks s ++ [read s]))

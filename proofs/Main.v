@@ -3,10 +3,10 @@
     A state is one that some schedule leads to ([reached]). Ranks read, collate, post, receive results and deliver in any order.
     At any moment they may fail, be urged or learn of lost peers, and consumers may take steps and leave. Each theorem restates
     theorems of the other files; README.md lists all of them. *)
-Require Import List Arith Bool Permutation Sorted QArith.
+Require Import List Arith Lia Bool Permutation Sorted QArith.
 From ODB Require Import PlanSettling PlanDivision PlanPadding Plan.
 From ODB Require Import Types Packing Grouping Alignment Layouts Runs Machine Local System Facts Protocol Ending Coupled Termination Instance Loss
-  Shards Drawing Job Gone Prompt Weight Joined Sizes Replay ReplayLoss Resume Epoch Updates Dealt.
+  Shards Drawing Job Lively Gone Prompt Weight Joined Sizes Replay ReplayLoss Resume Epoch Updates Dealt.
 Import ListNotations.
 Open Scope nat_scope.
 
@@ -72,12 +72,15 @@ Theorem FREE : (forall r, r < W -> 1 <= depth r) -> forall gone s, reached s ->
 Proof. intros D gone. exact (every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends W cfg depth input ok D gone). Qed.
 
 (** No schedule is longer than [bound] + W transitions. Without losses there are at most as many steps, and at most as many rounds, as
-    all ranks have samples. *)
+    all ranks have samples; in updates of p rounds, at most p rounds for each sample, and p - 1 more ([most_rounds]). *)
 Theorem TERM : (forall n s, leads_on (start cfg) n s -> n <= bound W cfg input + W) /\
   forall s r, reachable W cfg depth input s -> r < W ->
-    length (steps s r) <= total W input /\ round (rank_of s r) <= total W input /\ length (log s) <= 2 * total W input + 2.
+    length (steps s r) <= total W input /\ round (rank_of s r) <= most_rounds W cfg input /\ length (log s) <= 2 * most_rounds W cfg input + 2 /\
+    (c_updates (cfg 0) = None -> most_rounds W cfg input = total W input).
 Proof.
-  split; [exact (every_schedule_with_losses_ends_within_the_bound W cfg depth input ok)|exact (steps_rounds_and_exchanges_are_bounded W cfg depth input ok)].
+  split; [exact (every_schedule_with_losses_ends_within_the_bound W cfg depth input ok)|]. intros s r R H.
+  destruct (steps_rounds_and_exchanges_are_bounded W cfg depth input ok s r R H) as [A [B C]].
+  exact (conj A (conj B (conj C (without_updates_rounds_are_no_more_than_samples W cfg input)))).
 Qed.
 
 (** After a rank has failed in a round, every rank that ends without being lost does so in that round or the next, and all alike. The
@@ -139,10 +142,19 @@ Qed.
 Notation in_updates_or_not one cfg := (cfg = (fun _ : nat => one) \/ exists n, W <= n /\ cfg = (fun _ => in_updates W n one)).
 
 Lemma windows_of : forall one cfg, in_updates_or_not one cfg -> c_shares one = false -> setting_ok W (fun _ => one) ->
-  exists windows, setting_ok W cfg /\ cfg = fun _ => with_reading false windows one.
+  exists windows updates, setting_ok W cfg /\ cfg = fun _ => with_reading false windows updates one.
 Proof.
-  intros one cfg [->|[n [L ->]]] own ok; [exists (c_window one); split; [exact ok|rewrite <- own; destruct one; reflexivity]|exists (share W n); split; [|reflexivity]].
+  intros one cfg [->|[n [L ->]]] own ok; [exists (c_window one), (c_updates one); split; [exact ok|rewrite <- own; destruct one; reflexivity]|exists (own_window W n), (Some 2); split; [|reflexivity]].
   apply ranks_in_updates_meet_every_assumption; [exact some|exact L|exact (configs_ok W _ ok 0 some)].
+Qed.
+
+Notation in_portions_or_not one cfg := (cfg = (fun _ : nat => one) \/ exists p, 1 <= p /\ cfg = (fun _ => in_portions p one)).
+
+Lemma portions_of : forall one cfg, in_portions_or_not one cfg -> c_shares one = false -> setting_ok W (fun _ => one) ->
+  exists windows updates, setting_ok W cfg /\ cfg = fun _ => with_reading false windows updates one.
+Proof.
+  intros one cfg [->|[p [L ->]]] own ok; [exists (c_window one), (c_updates one); split; [exact ok|rewrite <- own; destruct one; reflexivity]|exists (fun _ _ => 1), (Some p); split; [|reflexivity]].
+  apply ranks_in_portions_meet_every_assumption; [exact some|exact L|exact (configs_ok W _ ok 0 some)].
 Qed.
 
 (** Every group of two or more samples fits the budget in force in its round and the limits that shrink with that budget. Except in
@@ -151,9 +163,9 @@ Theorem BUDGET : forall o cfg s r, in_updates_or_not (configured o 0) cfg -> los
   Forall (fun x => let b := budget_in_force W whole first accepts r (s_round x) in
     fits_in shape b (most_padding o padding_share b) (limits_in_force W whole limits first accepts r (s_round x)) (s_group x)) (steps_of (rank_of s r)).
 Proof.
-  intros o cfg s r U. destruct (windows_of _ _ U eq_refl (ASSUMPTIONS o)) as [windows [ok ->]].
+  intros o cfg s r U. destruct (windows_of _ _ U eq_refl (ASSUMPTIONS o)) as [windows [updates [ok ->]]].
   exact (every_batch_of_the_shipped_configuration_keeps_the_budget shape C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule o windowed depth input
-    some costs_grow old false windows ok s r).
+    some costs_grow old false windows updates ok s r).
 Qed.
 
 (** With friendly sizes every group has a friendly number of samples, or none. This holds in updates too. *)
@@ -162,27 +174,26 @@ Theorem SIZES : forall friendly before cfg s r, sizes_ok friendly ->
   lossy_reachable W cfg depth input s -> r < W -> Forall (fun x => is_friendly friendly (s_group x)) (steps_of (rank_of s r)).
 Proof.
   intros friendly before cfg s r F U R H.
-  destruct (windows_of _ _ U eq_refl) as [windows [ok ->]]; [apply ranks_with_sizes_meet_every_assumption; assumption|].
+  destruct (windows_of _ _ U eq_refl) as [windows [updates [ok ->]]]; [apply ranks_with_sizes_meet_every_assumption; assumption|].
   pose proof (every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget friendly C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule before windowed
-    depth input some F old false windows ok s r R H) as X. apply Forall_forall. intros x I. rewrite Forall_forall in X. apply (X x I).
+    depth input some F old false windows updates ok s r R H) as X. apply Forall_forall. intros x I. rewrite Forall_forall in X. apply (X x I).
 Qed.
-(** Both also hold if ranks share the order, however it is dealt: in turn, or an update at a time by load. *)
-Theorem BUDGET_SHARED : forall o friendly before, sizes_ok friendly -> forall total order deal wish,
-  (forall ws d, exists n, n <= total - d /\ Permutation (dealt_out W deal ws d) (seq d n)) ->
-  (forall ws d r, r < W -> 1 <= ws r -> 1 <= length (deal ws d r) \/ total <= d + length (dealt_out W deal ws d)) ->
-  forall cfg s r, shared_reachable W total cfg depth order deal wish s -> r < W ->
-  (in_updates_or_not (configured o 0) cfg -> Forall (fun x => let b := budget_in_force W whole first accepts r (s_round x) in
+(** Both also hold if ranks share the order, however it is dealt: in turn, or an update by load, a portion to a round. *)
+Theorem BUDGET_SHARED : forall o friendly before, sizes_ok friendly -> forall total order deal wish cfg,
+  (forall k ws d, exists n, n <= total - d /\ Permutation (dealt_out W deal k ws d) (seq d n)) -> begins_by_drawing W total cfg deal ->
+  forall s r, shared_reachable W total cfg depth order deal wish s -> r < W ->
+  (in_portions_or_not (configured o 0) cfg -> Forall (fun x => let b := budget_in_force W whole first accepts r (s_round x) in
     fits_in shape b (most_padding o padding_share b) (limits_in_force W whole limits first accepts r (s_round x)) (s_group x)) (steps_of (rank_of (base s) r))) /\
-  (in_updates_or_not (sized friendly C whole padding_share limits first accepts size ramp max_age is_quota quota rule print before windowed) cfg ->
+  (in_portions_or_not (sized friendly C whole padding_share limits first accepts size ramp max_age is_quota quota rule print before windowed) cfg ->
     Forall (fun x => is_friendly friendly (s_group x)) (steps_of (rank_of (base s) r))).
 Proof.
-  intros o friendly before F total order deal wish Nx Fd cfg s r R H. split; intros U.
-  - destruct (windows_of _ _ U eq_refl (ASSUMPTIONS o)) as [windows [ok ->]].
+  intros o friendly before F total order deal wish cfg Nx Fd s r R H. split; intros U.
+  - destruct (portions_of _ _ U eq_refl (ASSUMPTIONS o)) as [windows [updates [ok ->]]]. set (c := with_reading false windows updates (configured o 0)).
     exact (every_batch_of_the_shipped_configuration_keeps_the_budget shape C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule o windowed depth _
-      some costs_grow old true _ (own_ok W _ deal ok) _ r (a_run_of_shared_shards_is_one_of_shards_of_ones_own W total _ depth order deal wish ok Nx Fd s R) H).
-  - destruct (windows_of _ _ U eq_refl) as [windows [ok ->]]; [apply ranks_with_sizes_meet_every_assumption; assumption|].
-    eapply Forall_impl; [|exact (every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget friendly C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule
-      before windowed depth _ some F old true _ (own_ok W _ deal ok) _ r (a_run_of_shared_shards_is_one_of_shards_of_ones_own W total _ depth order deal wish ok Nx Fd s R) H)]. intros x [X _]. exact X.
+      some costs_grow old true (first_windows (fun _ => c) deal c) updates (own_ok W _ deal ok) _ r (a_run_of_shared_shards_is_one_of_shards_of_ones_own W total _ depth order deal wish ok Nx Fd s R) H).
+  - destruct (portions_of _ _ U eq_refl) as [windows [updates [ok ->]]]; [apply ranks_with_sizes_meet_every_assumption; assumption|].
+    match type of ok with setting_ok _ (fun _ => ?x) => set (c := x) end. eapply Forall_impl; [|exact (every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget friendly C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule
+      before windowed depth _ some F old true (first_windows (fun _ => c) deal c) updates (own_ok W _ deal ok) _ r (a_run_of_shared_shards_is_one_of_shards_of_ones_own W total _ depth order deal wish ok Nx Fd s R) H)]. intros x [X _]. exact X.
 Qed.
 End Shipped.
 
@@ -190,9 +201,10 @@ End Shipped.
 Theorem FEWEST : forall budget w P, Permutation (concat P) w -> Forall (Types.fits budget budget []) P -> length (compute_groups budget budget [] w) <= length P.
 Proof. exact no_partition_under_the_budget_has_fewer_groups. Qed.
 
-(** In join mode a sample in the window of round k, on a rank that is not lost, is in a step of round k + A or earlier once the rank is
-    past round k + A. *)
-Theorem AGE : forall W cfg depth input, setting_ok W cfg -> (forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) ->
+(** In join mode, without updates, a sample in the window of round k, on a rank that is not lost, is in a step of round k + A or earlier
+    once the rank is past round k + A. *)
+Theorem AGE : forall W cfg depth input, setting_ok W cfg -> (forall r, r < W -> c_updates (cfg r) = None) ->
+  (forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) ->
   (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
   forall s n t r x, lossy_reachable W cfg depth input s -> lossy_path W cfg depth input s n t -> r < W -> at_phase (rank_of s r) <> COUNT ->
   is_lost (rank_of s r) = false -> In x (window (rank_of s r)) -> round (rank_of s r) + c_max_age (cfg r) < round (rank_of t r) ->
@@ -233,45 +245,50 @@ Theorem REPLAY : forall W c src input, setting_ok W (fun _ => c) ->
 Proof. exact with_losses_the_steps_planned_do_not_depend_on_the_schedule. Qed.
 
 (** The shipped machine, in either layout, any order, with any cost, under budgets that may change ([ships_updates]). An update has n
-    samples, n at least W, and each rank reads every W-th place of the common order. Update u holds only samples at the places from u n up
-    to (u + 1) n. Once a rank is past update u, it has planned all its samples at these places. Once all ranks are, they have planned each
-    place once. *)
-Theorem UPDATE : forall W n cfg depth input, 1 <= W -> W <= n -> ships_updates W n cfg ->
+    samples, n at least W, and each rank reads every W-th place of the common order. An update takes two rounds, of which the last makes
+    its steps. Update u holds only samples at the places from u n up to (u + 1) n. Once a rank is past update u, it has planned all its
+    samples at these places. Once all ranks are, they have planned each place once. *)
+Theorem UPDATE : forall W n cfg depth input, 1 <= W -> W <= n -> ships_updates (in_updates W n) cfg ->
   (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
   forall s, lossy_reachable W cfg depth input s ->
-  (forall r x y, r < W -> In x (steps_of (rank_of s r)) -> In y (s_group x) -> s_round x * n <= r + W * pos y < S (s_round x) * n) /\
-  (forall r y u, r < W -> is_past u (rank_of s r) -> In y (input r) -> u * n <= r + W * pos y < S u * n ->
-    exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = u) /\
-  (forall total u, (forall r i, r < W -> (i < length (input r) <-> r + W * i < total)) -> (forall r, r < W -> is_past u (rank_of s r)) ->
+  (forall r x y, r < W -> In x (steps_of (rank_of s r)) -> In y (s_group x) -> exists u, s_round x = last_round u /\ u * n <= r + W * pos y < S u * n) /\
+  (forall r y u, r < W -> is_past (last_round u) (rank_of s r) -> In y (input r) -> u * n <= r + W * pos y < S u * n ->
+    exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = last_round u) /\
+  (forall total u, (forall r i, r < W -> (i < length (input r) <-> r + W * i < total)) -> (forall r, r < W -> is_past (last_round u) (rank_of s r)) ->
     Permutation (concat (map (places_in W s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n))).
 Proof.
-  intros W n cfg depth input Hw Hn Sp Nu s R. destruct (what_ships_meets_every_assumption_of_updates W n cfg Hw Hn Sp) as [Ok [Jm [Su [Em [Nf Sh]]]]]. split; [|split].
-  - intros r x y. exact (an_update_holds_only_samples_at_its_places W cfg depth input Ok Jm Su Em Nf Nu n Sh s r x y R).
-  - intros r y u. exact (each_sample_at_the_places_of_an_update_is_in_it W cfg depth input Ok Jm Su Em Nf Nu n Sh s r y u R).
-  - intros total u T. exact (an_update_holds_exactly_what_lies_at_its_places W cfg depth input Ok Jm Su Em Nf Nu n Sh total T s u R).
+  intros W n cfg depth input Hw Hn Sp Nu s R. destruct (what_ships_with_a_source_of_ones_own_meets_every_assumption W n cfg Hw Hn Sp) as [Ok [Jm [Su [Nf [Qu Sh]]]]]. assert (Up : forall r, r < W -> c_updates (cfg r) <> None) by (intros r H; rewrite (proj1 (Sh r H)); discriminate). split; [|split].
+  - intros r x y. exact (an_update_holds_only_samples_at_its_places W cfg depth input Ok Jm Su Up Nf Qu Nu n Sh s r x y R).
+  - intros r y u. exact (each_sample_at_the_places_of_an_update_is_in_it W cfg depth input Ok Jm Su Up Nf Qu Nu n Sh s r y u R).
+  - intros total u T. exact (an_update_holds_exactly_what_lies_at_its_places W cfg depth input Ok Jm Su Up Nf Qu Nu n Sh total T s u R).
 Qed.
 
-(** The same if ranks share the order and each update is dealt by load, in portions. In update u a rank plans only what it draws of update
-    u. Once it is past the update, it has planned all of that. Once all ranks are, they have planned each place of the update once. Step j
-    is the same step on all ranks. *)
-Theorem UPDATE_DEALT : forall W n total cfg depth order told wish, 1 <= W -> W <= n -> ships_updates W n cfg ->
-  (forall d, Forall (fun loads => length loads = W) (told d) /\ (length (told d) = 1 \/ 1 <= length (told d) /\ 3 * W <= n)) ->
-  (forall r k d w, r < W -> 1 <= wish r k d w []) ->
-  let part := by_load n total told in
-  forall s, shared_reachable W total cfg depth order (fun _ => part) wish s ->
-  (forall r x y, r < W -> In x (steps_of (rank_of (base s) r)) -> In y (s_group x) -> In (place_of s r y) (part (Nat.min total (s_round x * n)) r)) /\
-  (forall r u, r < W -> is_past u (rank_of (base s) r) -> Permutation (dealt_places s u r) (part (Nat.min total (u * n)) r)) /\
-  (forall u, (forall r, r < W -> is_past u (rank_of (base s) r)) ->
-    Permutation (concat (map (dealt_places s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n))) /\
-  (forall r q j x y, r < W -> q < W -> nth_error (steps_of (rank_of (base s) r)) j = Some x -> nth_error (steps_of (rank_of (base s) q)) j = Some y ->
-    s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y).
+(** The same if ranks share the order and each update is dealt by load, in portions, one to a round: an update takes p rounds, of which the
+    first draws nothing and the last makes its steps. [loads k] are the tokens that the ranks are told they hold before round k, whatever
+    they are. In update u a rank plans only what it draws of update u. Once it is past the update, it has planned all of that. Once all
+    ranks are, they have planned each place of the update once. Step j is the same step on all ranks. If an update has a sample for each
+    rank, or three for several portions, FREE holds too: what the job waits for always comes. *)
+Theorem UPDATE_DEALT : forall W n p total cfg depth order loads wish, 1 <= W -> 2 <= p -> 1 <= total -> ships_updates (in_portions p) cfg ->
+  (forall k, length (loads k) = W) ->
+  let deal := fun k _ => by_load n p total loads k in
+  (forall s, shared_reachable W total cfg depth order deal wish s ->
+    (forall r x y, r < W -> In x (steps_of (rank_of (base s) r)) -> In y (s_group x) ->
+      exists u, s_round x = last_of p u /\ In (place_of s r y) (part_of total n p loads u r)) /\
+    (forall r u, r < W -> is_past (last_of p u) (rank_of (base s) r) -> Permutation (dealt_places p s u r) (part_of total n p loads u r)) /\
+    (forall u, (forall r, r < W -> is_past (last_of p u) (rank_of (base s) r)) ->
+      Permutation (concat (map (dealt_places p s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n))) /\
+    (forall r q j x y, r < W -> q < W -> nth_error (steps_of (rank_of (base s) r)) j = Some x -> nth_error (steps_of (rank_of (base s) q)) j = Some y ->
+      s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y)) /\
+  (W <= n -> p = 2 \/ 3 * W <= n -> feeds W total cfg depth order deal wish).
 Proof.
-  intros W n total cfg depth order told wish Hw Hn Sp T Ws part s R. destruct (what_ships_meets_every_assumption_of_updates W n cfg Hw Hn Sp) as [Ok [Jm [Su [Em _]]]].
-  destruct (portions_by_load_meet_every_assumption W n total told Hw Hn T) as [Nx So]. fold part in Nx, So. split; [|split; [|split]].
-  - intros r x y. exact (an_update_holds_only_what_its_rank_draws_of_it W total n cfg depth order part wish Ok Nx So Jm Su Em s r x y R).
-  - intros r u. exact (a_rank_past_an_update_trains_on_what_it_drew_of_it W total n cfg depth order part wish Ok Nx So Jm Su Em s r u R).
-  - intros u. exact (a_dealt_update_holds_exactly_what_lies_at_its_places W total n cfg depth order part wish Ok Nx So Jm Su Em s u R).
-  - intros r q j x y. apply (with_shared_shards_rounds_are_aligned W total cfg depth order _ wish Ok (deal_next W total n part Nx) (deal_feeds W total n part Nx So) s r q j x y R).
+  intros W n p total cfg depth order loads wish Hw Hp Ht Sp Le deal.
+  destruct (what_ships_meets_every_assumption_of_updates W (fun _ _ => 1) p cfg Hw ltac:(lia) ltac:(auto) Sp) as [Ok [Jm [Su [_ Up]]]].
+  pose proof (fun r H => proj1 (Up r H)) as In_. split; [intros s R; split; [|split; [|split]]|].
+  - intros r x y. exact (an_update_holds_only_what_its_rank_draws_of_it W total n p cfg depth order loads wish Ok Hp In_ Ht Le Jm Su s r x y R).
+  - intros r u. exact (a_rank_past_an_update_trains_on_what_it_drew_of_it W total n p cfg depth order loads wish Ok Hp In_ Ht Le Jm Su s r u R).
+  - intros u. exact (a_dealt_update_holds_exactly_what_lies_at_its_places W total n p cfg depth order loads wish Ok Hp In_ Ht Le Jm Su s u R).
+  - intros r q j x y. apply (with_shared_shards_rounds_are_aligned W total cfg depth order _ wish Ok (deal_next W total n p cfg loads Ok Hp Le) (deal_first W total n p cfg loads Hp In_ Ht) s r q j x y R).
+  - exact (a_rank_has_drawn_some_of_an_update W total n p cfg depth order loads wish Ok Hp In_ Ht Le Jm Su).
 Qed.
 
 (** REPLAY also holds if a job is loaded from what its ranks saved, any number of times. If the number of ranks changes, what was trained
@@ -289,17 +306,18 @@ Proof.
 Qed.
 
 (** With shared shards no place of the common order is in two steps of the job. Once all ranks are COMPLETE in join mode, each is in one. *)
-Theorem DEAL : forall W total cfg depth order is_packed s, setting_ok W cfg ->
+Theorem DEAL : forall W total cfg depth order is_packed s, setting_ok W cfg -> (forall r, r < W -> c_updates (cfg r) = None) ->
   shared_reachable W total cfg depth order (deal_in_turn W total) (wish_by_tokens W total is_packed cfg) s ->
   NoDup (concat (map (planned_places s) (seq 0 W))) /\
   (c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
    (forall r, r < W -> is_ending (rank_of (base s) r) = true /\ ended_as (rank_of (base s) r) = Some Complete) ->
    Permutation (concat (map (planned_places s) (seq 0 W))) (seq 0 total)).
 Proof.
-  intros W total cfg depth order is_packed s ok R. destruct (the_shipped_deal_meets_every_assumption W total) as [A B].
+  intros W total cfg depth order is_packed s ok Nu R. destruct (the_shipped_deal_meets_every_assumption W total) as [A B].
+  assert (D : begins_by_drawing W total cfg (deal_in_turn W total)) by (left; split; [intros r H; apply (Rank.without_updates _ (Nu r H))|exact (fun ws => B 0 ws 0)]).
   split.
-  - exact (no_place_is_in_two_steps_of_the_job W total cfg depth order _ _ ok A B s R).
-  - exact (a_complete_job_has_planned_each_place_once W total cfg depth order _ _ ok A B s R).
+  - exact (no_place_is_in_two_steps_of_the_job W total cfg depth order _ _ ok A D s R).
+  - exact (a_complete_job_has_planned_each_place_once W total cfg depth order _ _ ok A D s R).
 Qed.
 
 Notation is_unit T key p g := (exists k, In k (units_in_plan T key p) /\ Permutation g k).

@@ -80,17 +80,24 @@ Proof.
   intros s r j x R H E. pose proof (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) as K. rewrite <- (k_steps _ _ _ _ _ _ K). apply map_nth_error, E.
 Qed.
 
-(** FEWEST: the offer of a ready rank states how many groups the rank has formed. If its source has not ended, the rank offers to emit
-    all of them or all but one, and at least one. *)
+Lemma steps_are_of_earlier_rounds : forall s r x, reachable s -> r < W -> In x (steps_of (rank_of s r)) -> s_round x < round (rank_of s r).
+Proof.
+  intros s r x R H Ix. pose proof (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) as K.
+  pose proof (history_rounds (cfg 0) (seen s r)) as F. change (history _ _) with (hist_of s r) in F. rewrite <- (k_steps _ _ _ _ _ _ K), <- (k_round _ _ _ _ _ _ K) in F.
+  rewrite Forall_forall in F. exact (F (shared x) (in_map shared _ _ Ix)).
+Qed.
+
+(** FEWEST: the offer of a ready rank states how many groups the rank has formed. If its source has not ended, and it forms no updates,
+    the rank offers to emit all of them or all but one, and at least one. *)
 Theorem a_rank_that_reads_on_offers_its_groups_or_one_fewer : forall s r o, reachable s -> r < W ->
   at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> o_ready o = true ->
-  o_groups_max o = length (groups (rank_of s r)) /\ (o_groups_min o = None <-> ended (rank_of s r) = true) /\
+  o_groups_max o = length (groups (rank_of s r)) /\ (o_groups_min o = None <-> ended (rank_of s r) = true \/ c_updates (cfg r) <> None) /\
   forall g, o_groups_min o = Some g -> 1 <= g <= length (groups (rank_of s r)) /\ length (groups (rank_of s r)) <= S g.
 Proof.
   intros s r o R H Ph Po Ro. pose proof (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) as K.
   destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po' O]]. rewrite Po in Po'. injection Po' as <-.
   destruct (of_ready _ _ _ _ O Ro) as [_ [_ [_ [_ [R5 [R6 _]]]]]]. split; [exact R5|]. split.
-  - rewrite R6. destruct (ended (rank_of s r)); split; auto; discriminate.
+  - rewrite R6. destruct (ended (rank_of s r)), (c_updates (cfg r)); simpl; split; auto; try discriminate; [right; discriminate|intros [X|X]; congruence].
   - intros g Eg. rewrite <- R5. destruct ok as [_ Ok _]. eapply ready_groups_to_emit; eauto.
 Qed.
 
@@ -176,10 +183,8 @@ Qed.
 
 Lemma dry_has_planned : forall s i o l, reachable s -> i < W -> h_kind (whole s) = NClosed o l -> dry s i -> has_planned_everything s i.
 Proof.
-  intros s i o l R H Hk [D1 D2]. pose proof (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) i H) as K.
-  assert (Rd : read (rank_of s i) = length (input i)).
-  { destruct (more_unless_counting _ _ _ _ _ _ K (closed_not_counting s i o l R H Hk)) as [Wa|Wa]; [|rewrite D1, D2 in Wa; simpl in Wa; lia].
-    destruct (k_ended _ _ _ _ _ _ K Wa) as [X _]. lia. }
+  intros s i o l R H Hk [D1 [D2 D3]]. pose proof (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) i H) as K.
+  assert (Rd : read (rank_of s i) = length (input i)) by (destruct (k_ended _ _ _ _ _ _ K D3) as [X _]; lia).
   pose proof (k_cons _ _ _ _ _ _ K) as C. rewrite D1, Rd, firstn_all, (k_aligned _ _ _ _ _ _ K) in C by (apply (closed_not_counting s i o l R H Hk)).
   simpl in C. rewrite app_nil_r in C. exact C.
 Qed.
@@ -198,8 +203,7 @@ Lemma a_complete_rank_has_read_its_whole_input : forall s r, reachable s -> r < 
 Proof.
   intros s r R H Jm Nq En O. destruct (reachable_second W cfg depth input ok s R) as [I S].
   destruct (ended_outcome s r R H En) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-.
-  destruct (n_closed _ _ _ S l Hk) as [Q|[[Q _]|Q]]; [unfold quota_met, is_quota_met in Q; rewrite Nq in Q; discriminate|congruence|]. destruct (Q r H) as [D1 D2].
-  destruct (more_unless_counting _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) (closed_not_counting s r Complete l R H Hk)) as [X|X]; [exact X|rewrite D1, D2 in X; simpl in X; lia].
+  destruct (n_closed _ _ _ S l Hk) as [Q|[[Q _]|Q]]; [unfold quota_met, is_quota_met in Q; rewrite Nq in Q; discriminate|congruence|]. apply (Q r H).
 Qed.
 
 (** COVER: if it is also done and its consumer is still there, its whole input has been handed out. *)
@@ -307,8 +311,20 @@ Proof.
   - destruct Cl as [Q|Q]; [discriminate|exact Q].
 Qed.
 
-(** QUOTA: in quota mode no step is idle on any rank. *)
-Theorem quota_mode_never_idles : forall s r, reachable s -> r < W -> (forall i, i < W -> c_is_quota (cfg i) = true) ->
+(** An agreement makes a step if the round forms any. *)
+Lemma a_round_that_forms_steps_has_one : forall s i a n, reachable s -> i < W -> may cfg input s i (Got (Agreed a)) -> at_phase (rank_of s i) = OFFER ->
+  is_bad a = false -> o_stop_rank a = None -> target (cfg i) a = Makes n -> has_steps (cfg i) (round (rank_of s i)) = true -> 1 <= n.
+Proof.
+  intros s i a n R H M Ph B Sr Tg Hs. destruct (reachable_second W cfg depth input ok s R) as [I S].
+  destruct (got_current W cfg depth input s i _ I H M) as [_ [_ [Wh [ms [El _]]]]]. pose proof (g_core _ _ _ _ _ I i H) as K.
+  pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. rewrite Ph in Kk.
+  rewrite (good_agreement W cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ _ i (log_entry W cfg depth input s _ _ I El) B H) in Tg, Hs.
+  unfold h_step in Wh. rewrite Kk, B, Sr, Tg in Wh. pose proof (n_count _ _ _ S n) as N. rewrite Wh in N. cbn [h_kind h_round] in N.
+  rewrite <- (k_round _ _ _ _ _ _ K), Hs in N. destruct (N eq_refl) as [_ [[_ F]|[L _]]]; [discriminate|exact L].
+Qed.
+
+(** QUOTA: in quota mode, without updates, no step is idle on any rank. *)
+Theorem quota_mode_never_idles : forall s r, reachable s -> r < W -> (forall i, i < W -> c_is_quota (cfg i) = true /\ c_updates (cfg i) = None) ->
   Forall (fun g => g <> []) (groups_of (rank_of s r)).
 Proof.
   intros s r R H Qm. revert s R r H. apply (each_rank_always W cfg depth input ok (fun _ _ u => Forall (fun g => g <> []) (groups_of u))).
@@ -320,8 +336,9 @@ Proof.
       destruct C as [_ P2 _ _|? _ _ P2 _|_ _ _ _ P2 _|n _ _ Ra Tg _ _ Al _];
         try (destruct S2 as [S2 _]; [first [congruence|destruct P2; congruence]|rewrite S2; exact IH2]).
       rewrite Al. destruct (answered_offer W cfg depth input s i a I H M P) as [o [os [A [Io [Po O]]]]].
-      destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 [R4 _]]]]. destruct (ag_samples _ _ A o Io) as [Mi _]. rewrite (of_samples _ _ _ _ O), R4 in Mi.
-      unfold target in Tg. rewrite (Qm i H) in Tg. destruct (_ || _); [discriminate|].
+      destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [R2 [R3 [R4 _]]]]. destruct (ag_samples _ _ A o Io) as [Mi _]. rewrite (of_samples _ _ _ _ O), R4 in Mi.
+      unfold align_at. destruct (has_steps (cfg i) (round (rank_of s i))) eqn:Hs; [|constructor]. rewrite (held_is_window _ _ _ _ _ _ (configs_ok _ _ ok i H) K P R2 R3 Hs) in Mi.
+      unfold groups_at in R3. rewrite Hs in R3. destruct (target_makes _ _ _ Tg) as [_ [_ En]]. destruct (Qm i H) as [Qi Ui]. rewrite (proj2 (proj2 (proj2 (without_updates _ Ui)))), Qi in En.
       apply (ok_align_work _ (configs_ok _ _ ok i H)); [rewrite R3; apply (ok_group_nonempty _ (configs_ok _ _ ok i H))|].
       rewrite R3, (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i H) _ _)). destruct (is_quota_met _ _); lia.
     + destruct (count_cases _ _ _ _ _ E) as [_ [Al [_ [_ [_ S1]]]]]. destruct (S1 (k_plan _ _ _ _ _ _ K P)) as [new [S2 [S3 _]]].

@@ -9,7 +9,7 @@ Definition next_hist (c0 : config) (h : hist) (e : event) : hist := match e with
 Definition admissible (c c0 : config) (inp : list sample) (s : state) (e : event) : Prop :=
   match e with
   | SamplesRead xs en _ => xs = firstn (length xs) (skipn (read s) inp) /\ (en = true -> read s + length xs = length inp)
-  | Got (Counted _) => c_shares c = true -> has_more s
+  | Got (Counted _) => c_shares c = true -> has_more c s
   | Got (Agreed a) => (is_bad a = false -> c = c0) /\
       (o_ready a = true -> forall o, posted s = Some (MOffer o) -> o_ready o = true)
   | _ => True
@@ -41,6 +41,56 @@ Proof. induction a; simpl; intros; [reflexivity|]. rewrite IHa. lia. Qed.
 
 Lemma make_shared_samples : forall cs n rd, map (fun x : shared_step => n_samples (snd x)) (make_shared n rd cs) = map n_samples cs.
 Proof. induction cs; simpl; intros; [reflexivity|]. rewrite IHcs. reflexivity. Qed.
+
+(** ** The steps of a round *)
+
+Lemma target_makes : forall c a n, target c a = Makes n -> o_samples_max a <> 0 /\ (c_is_quota c = true -> o_samples_min a <> 0) /\ n = count_steps c a.
+Proof.
+  intros c a n T. unfold target, is_closing in T. destruct (Nat.eqb_spec (o_samples_max a) 0), (c_is_quota c), (Nat.eqb_spec (o_samples_min a) 0); simpl in T;
+    try discriminate; injection T as <-; repeat split; auto; discriminate.
+Qed.
+
+Lemma target_closes : forall c a, target c a = Closes -> o_samples_max a = 0 \/ c_is_quota c = true /\ o_samples_min a = 0.
+Proof.
+  intros c a T. unfold target, is_closing in T. destruct (Nat.eqb_spec (o_samples_max a) 0), (c_is_quota c), (Nat.eqb_spec (o_samples_min a) 0); simpl in T; auto; discriminate.
+Qed.
+
+Lemma target_within_bounds : forall c a n, within_bounds (c_rule c) -> target c a = Makes n -> has_steps c (o_round_min a) = true -> sane a -> 1 <= n <= o_samples_max a.
+Proof.
+  intros c a n B T Hs Sa. destruct (target_makes c a n T) as [_ [Mi ->]]. unfold count_steps. rewrite Hs. pose proof (B a Sa). pose proof (sane_groups a Sa).
+  destruct (c_updates c); simpl; [lia|]. destruct (c_is_quota c); [specialize (Mi eq_refl)|]; lia.
+Qed.
+
+Lemma no_steps_unless_formed : forall c a n k, target c a = Makes n -> o_round_min a = k -> has_steps c k = false -> n = 0.
+Proof.
+  intros c a n k T <- F. destruct (target_makes c a n T) as [_ [_ ->]]. unfold count_steps. rewrite F. destruct (c_updates c) eqn:U; [reflexivity|].
+  unfold has_steps, update_rounds in F. rewrite U, Nat.mod_1_r in F. discriminate.
+Qed.
+
+Lemma formed_length : forall c, config_ok c -> forall s n, (has_steps c (round s) = false -> n = 0) -> length (fst (form_steps c s n)) = n.
+Proof. intros c OK s n Z. unfold align_at. destruct (has_steps c (round s)); [apply (ok_align_length c OK)|rewrite Z; reflexivity]. Qed.
+
+Lemma formed_perm : forall c, config_ok c -> forall s n, groups s = form_groups c s ->
+  Permutation (concat (fst (form_steps c s n)) ++ snd (form_steps c s n)) (window s).
+Proof.
+  intros c OK s n G. unfold align_at, groups_at in *. destruct (has_steps c (round s)); [|reflexivity].
+  rewrite (ok_align_perm c OK), G. apply (ok_group_perm c OK).
+Qed.
+
+Lemma formed_groups : forall (P : list group -> Prop) c s, P [] -> P (c_group c (budget s) (window s)) -> P (form_groups c s).
+Proof. intros P c s N F. unfold groups_at. destruct (has_steps c (round s)); assumption. Qed.
+
+Lemma formed_steps : forall (P : list group -> Prop) c s n, P [] -> P (fst (c_align c (round s) (groups s) n (due_before c s))) -> P (fst (form_steps c s n)).
+Proof. intros P c s n N F. unfold align_at. destruct (has_steps c (round s)); assumption. Qed.
+
+(** Without updates every round forms steps. *)
+Lemma without_updates : forall c, c_updates c = None -> (forall k, has_steps c k = true) /\
+  (forall s, form_groups c s = c_group c (budget s) (window s)) /\ (forall s n, form_steps c s n = c_align c (round s) (groups s) n (due_before c s)) /\
+  (forall a, count_steps c a = if c_is_quota c then Nat.min (c_rule c a) (o_samples_min a) else c_rule c a).
+Proof.
+  intros c U. assert (A : forall k, has_steps c k = true) by (intros k; unfold has_steps, update_rounds; rewrite U, Nat.mod_1_r; reflexivity).
+  unfold groups_at, align_at, count_steps. rewrite U. split; [exact A|]. split; [intros; rewrite A; reflexivity|]. split; [intros; rewrite A; reflexivity|reflexivity].
+Qed.
 
 Section Events.
 Variables (c c0 : config) (rank depth : nat) (inp : list sample) (h : hist).
@@ -97,7 +147,8 @@ Proof.
   - destruct A as [X _]. assert (length xs <= length (skipn (read s) inp)) by (rewrite X; rewrite firstn_length; lia). rewrite skipn_length in H. lia.
   - destruct G as [_ [L [Fu _]]], A as [_ E]. intros En. destruct en; [rewrite (E eq_refl); simpl; auto|]. rewrite orb_false_r in En. destruct (k_ended En) as [X1 X2].
     destruct full; simpl; [specialize (Fu eq_refl); unfold may_be_full in Fu; rewrite En in Fu; discriminate|]. split; [lia|]. intros Sh. specialize (X2 Sh). lia.
-  - destruct G as [_ [L [Fu _]]]. destruct k_window as [[F|F]|F]; [left; left; simpl; rewrite F; reflexivity| |right; exact F]. destruct en; [left; left; apply orb_true_r|]. left. right. destruct full; simpl.
+  - destruct G as [_ [L [Fu _]]]. destruct k_window as [[F|[F|F]]|F]; [left; left; simpl; rewrite F; reflexivity| |left; right; right; exact F|right; exact F].
+    destruct en; [left; left; apply orb_true_r|]. left. right. left. destruct full; simpl.
     + specialize (Fu eq_refl). unfold may_be_full in Fu. apply andb_prop in Fu as [_ Fu]. destruct (window s ++ xs); [discriminate|simpl; lia].
     + rewrite app_length. lia.
   - destruct G as [Wa _]. intros R. apply of_ready in R. destruct R as [_ [R _]]. contradiction.
@@ -145,7 +196,7 @@ Proof.
   destruct K. constructor; simpl; auto; try discriminate; try (rewrite ?Hr, ?Hs; assumption).
   - unfold kind_ok. simpl. eauto.
   - rewrite k_gsum. unfold h_samples. rewrite Hs. reflexivity.
-  - destruct k_window as [X|[X _]]; [left; exact X|contradiction].
+  - destruct k_window as [X|[X _]]; [left; apply (more_stays c s); auto; unfold in_count; destruct (at_phase s); try reflexivity; contradiction|contradiction].
   - intros E. destruct (k_stop E) as [l [L1 L2]]. rewrite L1. eexists. split; [reflexivity|]. lia.
   - intros E. rewrite Hk. rewrite (k_free E). destruct (h_kind h) eqn:G; try reflexivity. exfalso. eapply NC. reflexivity.
 Qed.
@@ -161,11 +212,11 @@ Proof.
   - injection E as <-. split.
     + destruct K. constructor; simpl; auto; try discriminate.
       * unfold kind_ok. reflexivity.
-      * destruct k_window as [X|[X _]]; [left; exact X|congruence].
+      * destruct k_window as [X|[X _]]; [left; apply (more_stays c s); auto; unfold in_count; rewrite P; reflexivity|congruence].
       * intros St. specialize (k_free St). rewrite Hk in k_free. exact k_free.
       * intros _. eexists. split; [reflexivity|]. split; reflexivity.
     + destruct T. constructor; simpl; auto; discriminate.
-  - specialize (C eq_refl). destruct (negb (o_round_min a =? round s)); [discriminate|].
+  - specialize (C eq_refl). destruct (o_round_min a =? round s) eqn:Rd; [|discriminate]. apply Nat.eqb_eq in Rd. cbv iota beta delta [negb] in E.
     destruct (o_stop_rank a) as [r|] eqn:Sr.
     + injection E as <-. apply drain_entry; simpl; auto.
       * congruence.
@@ -186,23 +237,23 @@ Proof.
           - unfold kind_ok. simpl. eauto.
           - unfold steps_of. simpl. rewrite app_nil_r. exact k_steps.
           - unfold steps_of. simpl. rewrite app_nil_r. exact k_cons.
-          - destruct k_window as [X|[X _]]; [left; exact X|congruence].
+          - destruct k_window as [X|[X _]]; [left; apply (more_stays c s); auto; unfold in_count; rewrite P; reflexivity|congruence].
           - intros St. destruct (k_stop St) as [l [L1 L2]]. rewrite L1. eexists. split; [reflexivity|]. lia.
           - intros St. rewrite (k_free St), Hk. rewrite k_planned. reflexivity. }
         apply drained; [exact NUM|exact X|reflexivity|destruct L; assumption].
-      * destruct (c_align c (round s) (groups s) (S n) (due_before c s)) as [al carried] eqn:Ea. injection E as <-.
-        pose proof (ok_align_length c OK (round s) (groups s) (S n) (due_before c s)) as A1.
-        pose proof (ok_align_perm c OK (round s) (groups s) (S n) (due_before c s)) as A2. rewrite Ea in A1, A2. simpl in A1, A2.
+      * pose proof (formed_length c OK s n (no_steps_unless_formed _ _ _ _ Tg Rd)) as A1. pose proof (formed_perm c OK s n R3) as A2.
+        destruct (form_steps c s n) as [al carried] eqn:Ea. injection E as <-. simpl in A1, A2.
         match goal with |- _ (deliver depth ?u) /\ _ => set (u0 := u) end.
-        assert (X : core (mkHist (NCount (S n)) (h_round h) (h_steps h) (length (h_steps h))) u0).
+        assert (X : core (mkHist (NCount n) (h_round h) (h_steps h) (length (h_steps h))) u0).
         { pose proof K as K'. destruct K. unfold u0, rel. constructor; simpl; auto; try discriminate.
           - unfold kind_ok. simpl. rewrite A1. auto.
           - unfold steps_of. simpl. rewrite app_nil_r. exact k_steps.
           - unfold steps_of. simpl. rewrite app_nil_r. fold (steps_of s).
-            rewrite Al in k_cons. simpl in k_cons. rewrite <- k_cons. apply Permutation_app_head. rewrite A2, R3. apply (ok_group_perm c OK).
+            rewrite Al in k_cons. simpl in k_cons. rewrite <- k_cons. apply Permutation_app_head. exact A2.
           - intros En. rewrite En. destruct (k_ended En) as [X _]. rewrite R2 in X. auto.
           - intros F. exfalso. apply F. reflexivity.
-          - destruct (c_shares c) eqn:Sh; [auto|]. left. unfold has_more. simpl. destruct (ended s); [auto|]. right. pose proof (ok_window c OK rank (S (round s))). simpl. lia.
+          - destruct (c_shares c) eqn:Sh; [auto|]. left. unfold has_more, coming, in_count. simpl. destruct (ended s); [auto|]. right. rewrite Nat.add_1_r.
+            destruct (has_steps c (S (round s))) eqn:Hs; [left; pose proof (ok_window c OK rank _ Hs); simpl; lia|auto].
           - intros St. rewrite (k_free St), Hk. reflexivity. }
         split; [apply deliver_core, X|].
         assert (Q : length (queue u0) <= depth) by (destruct L; assumption).
@@ -211,7 +262,7 @@ Proof.
         constructor; auto; rewrite P2; discriminate.
 Qed.
 
-Lemma count_keeps : forall s cs t, core h s -> tight depth s -> at_phase s = COUNT -> (c_shares c = true -> has_more s) ->
+Lemma count_keeps : forall s cs t, core h s -> tight depth s -> at_phase s = COUNT -> (c_shares c = true -> has_more c s) ->
   count c rank cs s = Some t -> core (h_step c0 h (Counted cs)) t /\ tight depth t.
 Proof.
   intros s cs t K T P A E.
@@ -236,7 +287,8 @@ Proof.
       rewrite <- app_assoc. apply Permutation_app_head.
       destruct (concat (skipn n (aligned s))) as [|y ys] eqn:Ey; simpl is_nil; cbv iota; [reflexivity|].
       unfold by_position. rewrite sort_by_perm. apply Permutation_app_comm.
-    - assert (Mo : has_more s) by (destruct k_window as [X|[_ X]]; auto). left. destruct Mo as [Wa|Wa]; [left; exact Wa|]. right. simpl. destruct (is_nil _); [assumption|]. unfold by_position. rewrite sort_by_length, app_length. lia.
+    - assert (Mo : has_more c s) by (destruct k_window as [X|[_ X]]; auto). left. destruct Mo as [Wa|[Wa|Wa]]; [left; exact Wa| |right; right; unfold coming, in_count in *; rewrite P in Wa; simpl; rewrite Nat.add_0_r, <- Nat.add_1_r; exact Wa].
+      right. left. simpl. destruct (is_nil _); [assumption|]. unfold by_position. rewrite sort_by_length, app_length. lia.
     - intros St. specialize (k_free St). rewrite Hk in k_free. exact k_free. }
   apply tight_loose in T. destruct T as [T1 T2].
   split; [apply post_core, X|]. apply post_tight; [discriminate|discriminate|exact T1|exact T2].

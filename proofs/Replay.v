@@ -53,15 +53,14 @@ Definition full_read (v : view) : nat := v_read v + length (more v).
 Definition full_ended (v : view) : bool :=
   v_ended v || (full_read v =? length inp) && (if is_eager src then 1 <=? v_want v else length (more v) <? v_want v).
 
-Definition due_of (marks : list nat) : nat := if length marks =? c_max_age c then hd 0 marks else 0.
-
 Definition next_view (h : hist) (v : view) (x : result) : view :=
   match h_kind h, x with
   | NOffer, Agreed a =>
       if is_bad a then v else
       match o_stop_rank a, target c a with
-      | None, S t =>
-          let al := c_align c (h_round h) (c_group c (v_budget v) (full_window v)) (S t) (due_of (v_marks v)) in
+      | None, Makes t =>
+          let w := full_window v in
+          let al := align_at c (h_round h) w (groups_at c (h_round h) (v_budget v) w) (due_of c (v_marks v)) t in
           mkView (snd al) (full_read v) (if full_ended v || c_shares c then 0 else c_window c rank (S (h_round h)) - length (snd al)) (full_ended v)
             (last_n (c_max_age c) (v_marks v ++ [full_read v])) (fst al) (v_steps v) (o_budget a)
       | _, _ => v
@@ -112,10 +111,10 @@ Qed.
 
 (** The offer of a ready rank. *)
 Definition offer_of (h : hist) (v : view) (o : offer) : Prop :=
-  let gs := c_group c (v_budget v) (full_window v) in
-  let held := if is_quota_met c (h_samples h) then 0 else length (full_window v) in
+  let gs := groups_at c (h_round h) (v_budget v) (full_window v) in
+  let held := if is_quota_met c (h_samples h) then 0 else held_of c (full_ended v) (full_window v) in
   o = mkOffer (h_round h) (h_round h) (c_print c) (c_print c) true None None None held held
-        (if full_ended v then None else Some (groups_to_emit c (v_budget v) gs)) (length gs) (count_due (due_of (v_marks v)) gs) (c_accepts c rank (h_round h)).
+        (if full_ended v || is_some (c_updates c) then None else Some (groups_to_emit c (v_budget v) gs)) (length gs) (count_due (due_of c (v_marks v)) gs) (c_accepts c rank (h_round h)).
 
 Definition message_of (h : hist) (v : view) (m : msg) : Prop :=
   match h_kind h with
@@ -131,7 +130,7 @@ Record image (h : hist) (v : view) (u : state) : Prop := {
   i_aligned : forall t, h_kind h = NCount t -> aligned u = v_aligned v;
   i_marks : alive h -> marks u = v_marks v;
   i_window : alive h -> is_quota_met c (h_samples h) = false -> reading v u;
-  i_last : forall l, h_kind h = NClosed Complete l -> is_quota_met c (h_samples h) = false -> wanted u = 0 /\ window u = full_window v /\ aligned u = [];
+  i_last : forall l, h_kind h = NClosed Complete l -> is_quota_met c (h_samples h) = false -> wanted u = 0 /\ window u = full_window v /\ aligned u = [] /\ ended u = full_ended v;
   i_offer : fair u;
   i_budget : alive h -> budget u = v_budget v }.
 
@@ -169,7 +168,7 @@ Proof.
   - intros k K. unfold part in P. injection P as _ P _ _ _ _ _. rewrite P. exact (I2 k K).
   - intros A. unfold part in P. injection P as P _ _ _ _ _ _. rewrite P. exact (I3 A).
   - intros A Q. eapply reading_part; eauto.
-  - intros l K Q. unfold part in P. injection P as _ P1 _ _ P2 P3 _. rewrite P1, P2, P3. exact (IL l K Q).
+  - intros l K Q. unfold part in P. injection P as _ P1 _ P4 P2 P3 _. rewrite P1, P2, P3, P4. exact (IL l K Q).
   - intros A. unfold part in P. injection P as _ _ _ _ _ _ P. rewrite P. exact (IB A).
 Qed.
 
@@ -278,16 +277,14 @@ Qed.
 (** What a good agreement implies for the offer of every rank. *)
 Lemma all_are_ready : forall s a, basis s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Agreed a) -> is_bad a = false -> o_stop_rank a = None ->
   exists os, agreement_of a os /\ (forall r, r < W -> exists o, In o os /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ o_ready o = true /\ offer_ok c r (rank_of s r) o) /\
-  (o_samples_max a <> 0 -> is_quota_met c (h_samples (history (results s))) = false /\ sane a).
+  (o_samples_max a <> 0 -> is_quota_met c (h_samples (history (results s))) = false).
 Proof.
   intros s a I P Rd B Sr. destruct (pending_offers W cfg depth input s a I P Rd) as [os [A [_ [X Y]]]]. exists os. split; [exact A|].
   pose proof (ready_agreement W cfg s a os A B Sr Y) as Ra. split.
   - intros r H. destruct (X r H) as [o [Io [Ph [Po O]]]]. exists o. repeat (split; [assumption|]). split; [exact (ag_ready _ _ A o Io Ra)|exact O].
   - intros NZ. destruct (at_samples _ _ A) as [o [Ho Eo]]. destruct (Y o Ho) as [r [H [_ [_ O]]]]. destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Ho Ra)) as [_ [_ [_ [Os _]]]].
     destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [_ [_ [_ [Kg _]]]]. destruct (pending_sync W cfg depth input s r I H (P r H)) as [Se _]. rewrite Se in Kg. rewrite Kg in Os.
-    assert (U : is_quota_met c (h_samples (history (results s))) = false) by (destruct (is_quota_met c (h_samples (history (results s)))); [congruence|reflexivity]). split; [exact U|].
-    apply (sane_agreement a os A); [|exact NZ]. intros p Hp. destruct (Y p Hp) as [q [Hq [Pq [_ Op]]]]. destruct (stands_on _ _ _ _ _ _ (bs_rank s I q Hq)) as [_ [_ [_ [Kq [h' K]]]]].
-    destruct (pending_sync W cfg depth input s q I Hq (P q Hq)) as [Sq _]. rewrite Sq in Kq. rewrite <- Kq in U. exact (ready_measured _ _ _ _ _ _ _ (configs_ok _ _ ok q Hq) K Pq Op (ag_ready _ _ A p Hp Ra) U).
+    destruct (is_quota_met c (h_samples (history (results s)))); [congruence|reflexivity].
 Qed.
 
 Lemma read_keeps_image : forall s r xs en full t, basis s -> r < W -> may cfg input s r (SamplesRead xs en full) -> ends_alike s (LRank r (SamplesRead xs en full)) ->
@@ -354,11 +351,11 @@ Proof.
     { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|discriminate|right; exact I1|etransitivity; [apply drain_steps|reflexivity]|].
       match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end. }
     destruct (o_ready a) eqn:Ra; [|discriminate]. simpl in E. destruct (target c a) as [|n] eqn:Ta.
-    { injection E as <-. match goal with |- image _ _ _ _ _ (drain ?d ?o ?l ?w) => assert (Da : aligned (drain d o l w) = aligned w) by reflexivity; assert (Dw : window (drain d o l w) = window w) by reflexivity; assert (Dn : wanted (drain d o l w) = wanted w) by reflexivity; pose proof (drain_phase d o l w) as Dp end.
+    { injection E as <-. match goal with |- image _ _ _ _ _ (drain ?d ?o ?l ?w) => assert (Da : aligned (drain d o l w) = aligned w) by reflexivity; assert (Dw : window (drain d o l w) = window w) by reflexivity; assert (Dn : wanted (drain d o l w) = wanted w) by reflexivity; assert (De : ended (drain d o l w) = ended w) by reflexivity; pose proof (drain_phase d o l w) as Dp end.
       constructor; [rewrite drain_steps; etransitivity; [apply released_steps|exact I1]|discriminate|intros []|intros []| |intros X; destruct Dp; congruence|intros []].
       intros l _ Q. change (is_quota_met c (h_samples h) = false) in Q. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. destruct (of_ready _ _ _ _ Oo (Ar eq_refl o Po)) as [_ [W0 _]].
-      assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I). destruct (ready_is_full _ _ v u (I4 Al Q) W0) as [Fw _].
-      rewrite Da, Dw, Dn. split; [exact W0|]. split; [exact Fw|]. apply (k_aligned _ _ _ _ _ _ K). rewrite Ph. discriminate. }
+      assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I). destruct (ready_is_full _ _ v u (I4 Al Q) W0) as [Fw [_ Fe]].
+      rewrite Da, Dw, Dn, De. split; [exact W0|]. split; [exact Fw|]. split; [|exact Fe]. apply (k_aligned _ _ _ _ _ _ K). rewrite Ph. discriminate. }
     assert (Qm : is_quota_met c (h_samples h) = false).
     { assert (A : alive (history (firstn (S (got s r)) (results s)))).
       { rewrite (firstn_snoc _ _ _ _ (proj1 (proj2 M))), history_snoc. change (history (firstn (got s r) (results s))) with h. unfold alive, h_step. rewrite Kk, B, Sr, Ta. exact Logic.I. }
@@ -367,7 +364,7 @@ Proof.
     assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I).
     destruct (ready_is_full _ _ v u (I4 Al Qm) W0) as [Fw [Fr Fe]].
     assert (Du : due_before c u = due_of c (v_marks v)) by (unfold due_before, due_of; rewrite (I3 Al); reflexivity).
-    rewrite Gs, Fw, Du, Kr, (IB Al) in E. destruct (c_align c (h_round h) (c_group c (v_budget v) (full_window (src r) (input r) v)) (S n) (due_of c (v_marks v))) as [al ca] eqn:Ea. injection E as <-.
+    rewrite Gs, Fw, Du, Kr, (IB Al) in E. cbv zeta. destruct (align_at c (h_round h) _ _ _ n) as [al ca] eqn:Ea. injection E as <-.
     match goal with |- image _ _ _ _ _ (deliver ?d ?z) => set (w := z) in *; destruct (part_deliver d w) as [P1 P2] end.
     constructor.
     + rewrite P2. simpl. rewrite <- I1. unfold w, steps_of. simpl. rewrite app_nil_r. reflexivity.
@@ -405,7 +402,7 @@ Qed.
 
 Lemma start_images : images (start cfg).
 Proof.
-  intros r H. unfold seen. simpl. constructor; simpl; auto; try discriminate.
+  intros r H. unfold seen. simpl. constructor; simpl; auto; try discriminate; [|apply post_fair; unfold fair; discriminate].
   intros _ _. exists []. simpl. repeat split; auto; try lia.
 Qed.
 
@@ -436,7 +433,7 @@ Proof.
     destruct (of_ready _ _ _ _ Oo Ro) as [_ [W0 [Gs [Os [Og [Om Od]]]]]].
     assert (Qm : is_quota_met c (h_samples (whole cfg s)) = false).
     { simpl in Al. destruct (target c a) as [|n] eqn:Ta; [destruct Al as [[]|[_ Q]]; exact Q|].
-      assert (Nz : o_samples_max a <> 0) by (intros Z; unfold target in Ta; rewrite Z in Ta; discriminate). apply (F2 Nz). }
+      apply F2, (target_makes _ _ _ Ta). }
     split; [exact Qm|]. exists o. split; [reflexivity|].
     assert (Ah : alive (whole cfg s)) by (unfold alive; rewrite Kk; exact Logic.I).
     destruct (ready_is_full _ _ _ _ (i_window _ _ _ _ _ _ Ir Ah Qm) W0) as [Fw [Fr Fe]].
@@ -446,7 +443,7 @@ Proof.
     specialize (Ss Ns). destruct (of_round _ _ _ _ Oo) as [Or1 Or2]. destruct (of_print _ _ _ _ Oo) as [Op1 Op2]. pose proof (of_samples _ _ _ _ Oo) as Om2.
     rewrite Kr in Or1, Or2. rewrite Kg in Os. pose proof (of_budget _ _ _ _ Oo) as Ob. rewrite Kr in Ob.
     assert (Du : due_before c (rank_of s r) = due_of c (v_marks (view_at r (results s)))) by (unfold due_before, due_of; rewrite (i_marks _ _ _ _ _ _ Ir Ah); reflexivity).
-    unfold offer_of. rewrite <- Fw, <- Fe, <- Du. rewrite Gs, (i_budget _ _ _ _ _ _ Ir Ah) in Og, Om, Od. clear - Os Og Om Od Ob Om2 Or1 Or2 Op1 Op2 Ro Nf Ns Ss Qm. destruct o. simpl in *. subst. reflexivity.
+    unfold offer_of. rewrite <- Fw, <- Fe, <- Du. rewrite Gs, Kr, (i_budget _ _ _ _ _ _ Ir Ah) in Og, Om, Od. clear - Os Og Om Od Ob Om2 Or1 Or2 Op1 Op2 Ro Nf Ns Ss Qm. destruct o. simpl in *. subst. reflexivity.
   - rewrite (k_count _ _ _ _ _ _ K Ph). destruct Kk as [Kk _]. rewrite Kk. rewrite (i_aligned _ _ _ _ _ _ Ir _ Kk). reflexivity.
   - rewrite Kk. exact Logic.I.
 Qed.
@@ -465,20 +462,19 @@ Proof.
     rewrite firstn_all2 in * by lia. refine (exchange_says s _ I Im St0 _ r m Hm). unfold whole. rewrite Er. exact Al.
 Qed.
 
-(** A complete run was alive until its last exchange, an agreement with target 0. *)
+(** A complete run was alive until its last exchange, an agreement that closes. *)
 Definition complete_at_last (s : sys) : Prop := forall l, h_kind (whole cfg s) = NClosed Complete l ->
   exists n, length (log s) = S n /\ h_kind (history (firstn n (results s))) = NOffer /\
-  exists a, nth_error (results s) n = Some (Agreed a) /\ target c a = 0 /\ (o_samples_max a <> 0 -> sane a).
+  exists a, nth_error (results s) n = Some (Agreed a) /\ target c a = Closes.
 
 Lemma step_keeps_complete_at_last : forall s l t, basis s -> step s l t -> complete_at_last s -> complete_at_last t.
 Proof.
   intros s lb t I St IH l Hk. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact (IH l Hk)| |exact (IH l Hk)..]. rewrite whole_snoc in Hk. exists (length (log s)). simpl. split; [rewrite app_length; simpl; lia|].
   unfold results. simpl. rewrite map_app, firstn_app, map_length, Nat.sub_diag, firstn_O, app_nil_r, firstn_all2 by (rewrite map_length; lia).
-  change (h_kind (whole cfg s) = NOffer /\ exists a, nth_error (map snd (log s) ++ [x]) (length (log s)) = Some (Agreed a) /\ target c a = 0 /\ (o_samples_max a <> 0 -> sane a)).
+  change (h_kind (whole cfg s) = NOffer /\ exists a, nth_error (map snd (log s) ++ [x]) (length (log s)) = Some (Agreed a) /\ target c a = Closes).
   unfold h_step in Hk. destruct (h_kind (whole cfg s)) as [|k| |o l'] eqn:K; [| exfalso | exfalso | exfalso].
   - split; [reflexivity|]. destruct x as [a|cs|rs]; simpl in Hk; try congruence. exists a. split; [rewrite nth_error_app2, map_length, Nat.sub_diag by (rewrite map_length; lia); reflexivity|].
-    destruct (is_bad a) eqn:B; [discriminate|]. destruct (o_stop_rank a) eqn:Sr; [discriminate|]. simpl in Hk. split; [destruct (target c a); [reflexivity|discriminate]|].
-    destruct (all_are_ready s a I P Rd B Sr) as [_ [_ [_ F]]]. intros NZ. apply (F NZ).
+    destruct (is_bad a) eqn:B; [discriminate|]. destruct (o_stop_rank a) eqn:Sr; [discriminate|]. simpl in Hk. destruct (target c a); [reflexivity|discriminate].
   - destruct x; simpl in Hk; congruence.
   - destruct x as [a|cs|rs]; simpl in Hk; try congruence. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _. apply failure_of_kind in Fo. exact Fo.
   - pose proof (some_rank _ _ ok) as SR. destruct (pending_sync W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [Wa [_ Wt]].

@@ -131,7 +131,8 @@ Proof.
   - unfold w, place. cbn [read]. rewrite F2. exact Le.
   - unfold w, place. cbn [ended read wanted]. intros E. rewrite F2, E. split; [rewrite (Re E); lia|reflexivity].
   - reflexivity.
-  - unfold w, place. cbn [ended window wanted]. left. unfold has_more. cbn [ended window wanted]. destruct (b_ended (save u)); [left; reflexivity|right]. pose proof (ok_window _ OK rank (b_round (save u))). lia.
+  - unfold w, place. cbn [ended window wanted]. left. unfold has_more. cbn [ended window wanted]. destruct (b_ended (save u)); [left; reflexivity|right].
+    unfold coming, in_count. cbn [round at_phase]. rewrite Nat.add_0_r. destruct (has_steps c (b_round (save u))) eqn:Hs; [left|auto]. pose proof (ok_window _ OK rank _ Hs). lia.
   - reflexivity.
 Qed.
 
@@ -332,11 +333,9 @@ Theorem a_complete_rank_of_a_job_has_planned_its_whole_input : forall d s r, job
   is_ending (rank_of s r) = true -> ended_as (rank_of s r) = Some Complete -> Permutation (samples_of (steps_of (rank_of s r))) (input r).
 Proof.
   intros d s0 r J H Jm Nq E O. destruct (job_tells d s0 J) as [past [s [Re T]]]. rewrite <- (re_rank _ _ _ Re r H) in *. clear s0 J past Re.
-  destruct (ended_tells _ _ _ _ _ _ _ T H E) as [G [o [l [Hk X]]]]. rewrite O in X. injection X as <-. destruct (tell_tail _ _ _ _ _ _ T l Hk) as [n [Ln [K [a [Ea [Ta Sa]]]]]].
+  destruct (ended_tells _ _ _ _ _ _ _ T H E) as [G [o [l [Hk X]]]]. rewrite O in X. injection X as <-. destruct (tell_tail _ _ _ _ _ _ T l Hk) as [n [Ln [K [a [Ea Ta]]]]].
   assert (Q : forall k, is_quota_met c k = false) by (intros k; unfold is_quota_met; rewrite Nq; reflexivity).
-  assert (Z : o_samples_max a = 0).
-  { destruct (Nat.eq_dec (o_samples_max a) 0) as [Z|Z]; [exact Z|exfalso]. pose proof (ok_rule _ (configs_ok _ _ ok r H) a (Sa Z)) as B. unfold target in Ta. rewrite Jm in Ta.
-    apply Nat.eqb_neq in Z. rewrite Z in Ta. simpl in Ta. lia. }
+  assert (Z : o_samples_max a = 0) by (destruct (target_closes _ _ Ta) as [Z|[Z _]]; [exact Z|congruence]).
   destruct (nth_error (log s) n) as [[ms x]|] eqn:El; [|apply nth_error_None in El; lia]. pose proof (results_nth _ _ _ El) as Ex. rewrite Ea in Ex. injection Ex as <-.
   assert (Wh : history (firstn (S n) (results s)) = whole (fun _ => c) s) by (rewrite firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
   assert (Pl : plain c (history (firstn n (results s))) (history (firstn (S n) (results s)))) by (right; rewrite Wh; split; [eauto|apply Q]).
@@ -344,15 +343,15 @@ Proof.
   pose proof (tell_log _ _ _ _ _ _ T n ms _ El Pl r m Hm) as M. unfold message_of in M. rewrite K in M. destruct M as [_ [o [-> Oo]]].
   destruct (reduce_agreed _ _ Rd) as [os [-> A]]. apply nth_error_In, in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->. destruct (ag_samples _ _ A o Io) as [_ S2]. rewrite Z in S2.
   unfold offer_of in Oo. rewrite Q in Oo. rewrite Oo in S2. simpl in S2.
-  pose proof (tell_images _ _ _ _ _ _ T r H) as Im. rewrite (seen_current s r G) in Im. destruct (i_last _ _ _ _ _ _ Im l Hk (Q _)) as [W0 [Fw Al]].
+  pose proof (tell_images _ _ _ _ _ _ T r H) as Im. rewrite (seen_current s r G) in Im. destruct (i_last _ _ _ _ _ _ Im l Hk (Q _)) as [W0 [Fw [Al Fe]]].
   assert (V : view_of c r (src r) (input r) (results s) = view_of c r (src r) (input r) (firstn n (results s))).
   { assert (R : results s = firstn n (results s) ++ [Agreed a]) by (rewrite <- (firstn_snoc _ _ _ _ Ea), firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
     rewrite R at 1. rewrite view_snoc. unfold next_view. rewrite K. rewrite <- Wh, (firstn_snoc _ _ _ _ Ea), history_snoc in Hk. unfold h_step in Hk. rewrite K in Hk.
     destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a); [discriminate|]. rewrite Ta. reflexivity. }
-  rewrite V in Fw. assert (Ew : window (rank_of s r) = []) by (rewrite Fw; destruct (full_window _ _ _); [reflexivity|simpl in S2; lia]).
+  rewrite V in Fw, Fe. rewrite <- Fw, <- Fe in S2.
   destruct (stands_on _ _ _ _ _ _ (bs_rank _ _ _ _ _ (tell_basis _ _ _ _ _ _ T) r H)) as [_ [_ [_ [_ [h' Kc]]]]].
   assert (Nc : at_phase (rank_of s r) <> COUNT) by (intros X; unfold is_ending in E; rewrite X in E; discriminate).
-  assert (En : ended (rank_of s r) = true) by (destruct (more_unless_counting _ _ _ _ _ _ Kc Nc) as [X|X]; [exact X|rewrite Ew, W0 in X; simpl in X; lia]).
+  destruct (held_nothing _ _ _ _ _ _ Kc Nc W0 ltac:(lia)) as [Ew En].
   destruct (k_ended _ _ _ _ _ _ Kc En) as [Rl _]. rewrite W0, Nat.add_0_r in Rl. pose proof (k_cons _ _ _ _ _ _ Kc) as C. rewrite Al, Ew, Rl, firstn_all in C. simpl in C. rewrite app_nil_r in C. exact C.
 Qed.
 

@@ -7,6 +7,8 @@ Section Rounds.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis join : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None.
+(** Every round forms steps. *)
+Hypothesis plain : forall r, r < W -> c_updates (cfg r) = None.
 (** An alignment carries only surplus groups. *)
 Hypothesis surplus : forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = [].
 Notation reachable := (System.reachable W cfg depth input).
@@ -22,7 +24,7 @@ Record busy (n : nat) (s : state) : Prop := {
 Lemma reachable_busy : forall s, reachable s -> forall r, r < W -> busy (length (input r)) (rank_of s r).
 Proof.
   apply (each_rank_always W cfg depth input ok (fun r _ u => busy (length (input r)) u)).
-  - intros r H. constructor; unfold made, in_count; simpl; lia.
+  - intros r H. constructor; rewrite initial_in_count; unfold made; simpl; lia.
   - intros s i e t R H My NG E [B1 B2]. pose proof (transition_same _ _ _ _ _ _ NG E) as Sm. pose proof (own_event_keeps_in_count _ _ _ _ _ _ NG E) as Ic.
     constructor; unfold made in *; rewrite Ic, (sa_round _ _ Sm), (sa_steps _ _ Sm), (sa_aligned _ _ Sm); assumption.
   - intros s i y t R H My E IH. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I i H) as K. set (u := rank_of s i) in *. simpl in E.
@@ -36,23 +38,24 @@ Proof.
       destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
       destruct (answered_offer W cfg depth input s i a I H My Ph) as [o [os [A [Io [Po O]]]]]. fold u in Po, O.
       destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [Rw [R3 _]]].
+      destruct (without_updates _ (plain i H)) as [Every [Eg [Es _]]]. rewrite Eg in R3. rewrite Es in Al, Ca. pose proof (a_round_that_forms_steps_has_one W cfg depth input ok s i a n R H My Ph B Sr Tg (Every _)) as Tn.
       pose proof (ok_group_perm _ (configs_ok _ _ ok i H) (budget u) (window u)) as Gp. pose proof (ok_group_nonempty _ (configs_ok _ _ ok i H) (budget u) (window u)) as Gn. rewrite <- R3 in Gp, Gn.
       pose proof (Permutation_length Gp) as Gl. pose proof (Permutation_length (k_cons _ _ _ _ _ _ K)) as Cl. fold u in Cl. rewrite Au in Cl. simpl in Cl. rewrite app_length, firstn_length in Cl.
       pose proof (k_read _ _ _ _ _ _ K) as Rdd. fold u in Rdd.
       assert (Wa : window u <> [] -> 1 <= length (concat (aligned t))).
-      { intros Wn. rewrite Al. destruct (le_lt_dec (S n) (length (concat (groups u)))) as [L|L].
-        - pose proof (ok_align_work _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u) Gn L) as F. apply concat_of_nonempty in F.
+      { intros Wn. rewrite Al. destruct (le_lt_dec n (length (concat (groups u)))) as [L|L].
+        - pose proof (ok_align_work _ (configs_ok _ _ ok i H) (round u) (groups u) n (due_before (cfg i) u) Gn L) as F. apply concat_of_nonempty in F.
           rewrite (ok_align_length _ (configs_ok _ _ ok i H)) in F. lia.
-        - pose proof (concat_of_nonempty _ Gn) as F. pose proof (surplus i (round u) (groups u) (S n) (due_before (cfg i) u) H ltac:(lia)) as Sn.
-          pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite Sn, app_nil_r in Pl.
+        - pose proof (concat_of_nonempty _ Gn) as F. pose proof (surplus i (round u) (groups u) n (due_before (cfg i) u) H ltac:(lia)) as Sn.
+          pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) n (due_before (cfg i) u))) as Pl. rewrite Sn, app_nil_r in Pl.
           rewrite Pl, Gl. destruct (window u); [easy|simpl; lia]. }
       constructor; unfold made, in_count; rewrite Pt, S1, Rr.
       * intros W1. destruct B2 as [B2|B2]; [lia|]. exfalso.
-        pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al in Pl. lia.
+        pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) n (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al in Pl. lia.
       * destruct (window u) as [|x w] eqn:Ew; [right|left].
-        -- assert (En : ended u = true) by (destruct (more_unless_counting _ _ _ _ _ _ K) as [X|X]; [fold u; congruence|exact X|fold u in X; rewrite Ew, Rw in X; simpl in X; lia]).
+        -- assert (En : ended u = true) by (destruct (more_unless_counting _ _ _ _ _ _ K) as [X|[X|X]]; [fold u; congruence|exact X|fold u in X; rewrite Ew, Rw in X; simpl in X; lia|rewrite Every in X; discriminate]).
            destruct (k_ended _ _ _ _ _ _ K En) as [Er _]. fold u in Er.
-           pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al in Pl. simpl in *. lia.
+           pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) n (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al in Pl. simpl in *. lia.
         -- specialize (Wa ltac:(discriminate)). destruct B2 as [B2|B2]; [lia|]. simpl in Cl. lia.
     + destruct (count_cases _ _ _ _ _ E) as [Lc [Al [_ [_ [Pt S1]]]]]. destruct (S1 (k_plan _ _ _ _ _ _ K Ph)) as [new [S2 [S3 _]]].
       destruct (join i H) as [_ J2]. assert (Cut : cut (cfg i) (gsum u) cs = length cs) by (unfold cut; rewrite J2; reflexivity). rewrite Cut, Lc, firstn_all in S3.
@@ -75,7 +78,8 @@ Proof.
   destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact IH| |exact IH..].
   rewrite whole_snoc. unfold h_step. destruct (h_kind (whole s)) eqn:Hk; destruct x as [a|cs|rs]; try exact IH.
   - destruct (is_bad a); [exact IH|]. destruct (o_stop_rank a); exact IH.
-  - simpl. destruct (n_count _ _ _ S _ Hk) as [T1 [_ [q [Hq Wa]]]]. destruct (pending_counts W cfg depth input s cs I P Rd) as [X1 _]. destruct (X1 q Hq) as [Ph L].
+  - simpl. destruct (n_count _ _ _ S _ Hk) as [_ [[_ T1]|[T1 [q [Hq Wa]]]]]; [rewrite (proj1 (without_updates _ (plain 0 (some_rank _ _ ok)))) in T1; discriminate|].
+    destruct (pending_counts W cfg depth input s cs I P Rd) as [X1 _]. destruct (X1 q Hq) as [Ph L].
     destruct (pending_current W cfg depth input s q I Hq (P q Hq)) as [Wq _]. pose proof (g_core _ _ _ _ _ I q Hq) as K. rewrite Wq in K.
     pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. rewrite Ph, Hk in Kk. destruct Kk as [Kk _]. injection Kk as Kk.
     destruct Wa as [[Ph' _]|[_ F]]; [congruence|]. apply concat_of_nonempty in F.

@@ -15,12 +15,12 @@ Proof.
   intros W f. unfold all_ranks. rewrite forallb_forall. split; intros H r L; apply H; [apply in_seq; lia|]. apply in_seq in L. lia.
 Qed.
 
-(** A rank that shares an order goes on from a round only if its window does not stay empty. *)
-Definition goes_on_with (c : config) (u : state) : bool := negb (c_shares c) || ended u || (1 <=? length (window u) + wanted u).
+(** A rank that shares an order goes on from a round only if its window does not stay empty, or the next round forms no steps. *)
+Definition goes_on_with (c : config) (u : state) : bool := negb (c_shares c) || ended u || (1 <=? length (window u) + wanted u) || negb (has_steps c (coming u)).
 
-Lemma goes_on_with_more : forall c u, goes_on_with c u = true <-> (c_shares c = true -> has_more u).
+Lemma goes_on_with_more : forall c u, goes_on_with c u = true <-> (c_shares c = true -> has_more c u).
 Proof.
-  intros c u. unfold goes_on_with, has_more. rewrite <- (Nat.leb_le 1). destruct (c_shares c), (ended u), (1 <=? length (window u) + wanted u); simpl; intuition congruence.
+  intros c u. unfold goes_on_with, has_more. rewrite <- (Nat.leb_le 1). destruct (c_shares c), (ended u), (1 <=? length (window u) + wanted u), (has_steps c (coming u)); simpl; intuition congruence.
 Qed.
 
 Section Run.

@@ -35,9 +35,9 @@ Proof.
       try (destruct S2 as [-> [-> _]]; [|reflexivity]; first [congruence|destruct P2; congruence]).
     destruct Ad as [_ Ad]. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. destruct (of_ready _ _ _ _ O (Ad Ra o Po)) as [_ [_ [G _]]].
     assert (A0 : aligned (rank_of s i) = []) by (apply (k_aligned _ _ _ _ _ _ K); congruence). rewrite A0 in *. simpl in *.
-    apply rising_app in As as [_ [As _]].
+    apply rising_app in As as [_ [As _]]. rewrite Al, Wi. unfold groups_at in G. unfold align_at. destruct (has_steps (cfg i) (round (rank_of s i))); [|reflexivity].
     assert (E0 : concat (groups (rank_of s i)) = window (rank_of s i)) by (rewrite G, grouped_in_order by exact H; apply by_position_once; [exact As|reflexivity]).
-    rewrite Al, Wi, aligned_in_order; [exact E0|exact H| |rewrite E0; exact As]. rewrite G. apply (ok_group_nonempty _ (configs_ok _ _ ok i H)).
+    rewrite aligned_in_order; [exact E0|exact H| |rewrite E0; exact As]. rewrite G. apply (ok_group_nonempty _ (configs_ok _ _ ok i H)).
   - destruct (count_cases _ _ _ _ _ E) as [_ [Al [_ [_ [_ New]]]]]. destruct (New (k_plan _ _ _ _ _ _ K Ph)) as [new [S1 [S2 _]]].
     pose proof (held_count _ _ _ _ _ E) as Hd. unfold held in Hd. injection Hd as Hd _ _ _. rewrite S1, Al, Hd. unfold samples_of. rewrite map_app, concat_app, S2.
     set (n := cut (cfg i) (gsum (rank_of s i)) cs) in *. rewrite <- app_assoc. f_equal. simpl.

@@ -35,39 +35,37 @@ Proof. intros shares d. rewrite draws_of_the_first, firstn_all. reflexivity. Qed
 
 Section Epoch.
 
-(** [W] ranks, an order of [total] places, and any deal. From what each rank wants and how many places are drawn so far, [deal] gives the
-    places that each rank draws. Together they are the next places. A rank that wants something gets a place, unless all that is left is
-    dealt. *)
-Variables (W total : nat) (deal : (nat -> nat) -> nat -> nat -> list nat).
-Definition dealt_out (wants : nat -> nat) (d : nat) : list nat := concat (map (deal wants d) (ranks W)).
-Hypothesis deal_next : forall wants d, exists n, n <= total - d /\ Permutation (dealt_out wants d) (seq d n).
-Hypothesis deal_feeds : forall wants d r, r < W -> 1 <= wants r -> 1 <= length (deal wants d r) \/ total <= d + length (dealt_out wants d).
+(** [W] ranks, an order of [total] places, and any deal. For a round, from what each rank wants and how many places are drawn so far, [deal]
+    gives the places that each rank draws. Together they are the next places. *)
+Variables (W total : nat) (deal : nat -> (nat -> nat) -> nat -> nat -> list nat).
+Definition dealt_out (k : nat) (wants : nat -> nat) (d : nat) : list nat := concat (map (deal k wants d) (ranks W)).
+Hypothesis deal_next : forall k wants d, exists n, n <= total - d /\ Permutation (dealt_out k wants d) (seq d n).
 
 (** How many places are drawn after these rounds, given what all ranks wanted in each. It does not depend on the rank. *)
 Fixpoint drawn (rounds : list (nat -> nat)) : nat :=
   match rounds with
   | [] => 0
-  | wants :: before => drawn before + length (dealt_out wants (drawn before))
+  | wants :: before => drawn before + length (dealt_out (length before) wants (drawn before))
   end.
 
 (** What rank [i] has drawn in these rounds. The last round comes first. *)
 Fixpoint drawn_by (i : nat) (rounds : list (nat -> nat)) : list nat :=
   match rounds with
   | [] => []
-  | wants :: before => drawn_by i before ++ deal wants (drawn before) i
+  | wants :: before => drawn_by i before ++ deal (length before) wants (drawn before) i
   end.
 
-Lemma share_within : forall wants d r, r < W -> length (deal wants d r) <= length (dealt_out wants d).
+Lemma share_within : forall k wants d r, r < W -> length (deal k wants d r) <= length (dealt_out k wants d).
 Proof.
-  intros wants d r H. unfold dealt_out. assert (I : In r (ranks W)) by (apply in_seq; lia). revert I. generalize (ranks W).
+  intros k wants d r H. unfold dealt_out. assert (I : In r (ranks W)) by (apply in_seq; lia). revert I. generalize (ranks W).
   induction l as [|q l IH]; intros []; cbn [map concat]; rewrite app_length; [subst; lia|]. specialize (IH H0). lia.
 Qed.
 
-Lemma dealt_within : forall wants d, length (dealt_out wants d) <= total - d.
-Proof. intros wants d. destruct (deal_next wants d) as [n [L P]]. apply Permutation_length in P. rewrite seq_length in P. lia. Qed.
+Lemma dealt_within : forall k wants d, length (dealt_out k wants d) <= total - d.
+Proof. intros k wants d. destruct (deal_next k wants d) as [n [L P]]. apply Permutation_length in P. rewrite seq_length in P. lia. Qed.
 
 Theorem no_more_is_drawn_than_there_is : forall rounds, drawn rounds <= total.
-Proof. induction rounds as [|wants before IH]; simpl; [lia|]. pose proof (dealt_within wants (drawn before)). lia. Qed.
+Proof. induction rounds as [|wants before IH]; simpl; [lia|]. pose proof (dealt_within (length before) wants (drawn before)). lia. Qed.
 
 Lemma each_gives : forall (A : Type) (f g : nat -> list A) w, (forall r, r < w -> Permutation (f r) (g r)) -> Permutation (concat (map f (seq 0 w))) (concat (map g (seq 0 w))).
 Proof. intros A f g w H. apply concat_perms. intros r I. apply in_seq in I. apply H. lia. Qed.
@@ -79,19 +77,21 @@ Proof.
   induction rounds as [|wants before IH]; simpl.
   - induction (ranks W) as [|x l IHl]; simpl; [constructor|exact IHl].
   - eapply Permutation_trans; [apply concat_map_app|]. rewrite seq_app. apply Permutation_app; [exact IH|].
-    destruct (deal_next wants (drawn before)) as [n [_ P]]. fold (dealt_out wants (drawn before)).
+    destruct (deal_next (length before) wants (drawn before)) as [n [_ P]]. fold (dealt_out (length before) wants (drawn before)).
     rewrite (Permutation_length P), seq_length. exact P.
 Qed.
 
 Theorem no_place_is_drawn_twice : forall rounds, NoDup (concat (map (fun i => drawn_by i rounds) (ranks W))).
 Proof. intros rounds. eapply Permutation_NoDup; [apply Permutation_sym, every_place_dealt_is_drawn_once_by_one_rank|apply seq_NoDup]. Qed.
 
-(** The order ends if some rank wants something in each round, because then something is drawn in each round until it ends. *)
-Theorem the_order_ends_while_some_rank_wants : forall rounds,
+(** If a rank that wants something gets a place, unless all that is left is dealt, the order ends while some rank wants something in each
+    round: something is then drawn in each round until it ends. *)
+Theorem the_order_ends_while_some_rank_wants :
+  (forall k wants d r, r < W -> 1 <= wants r -> 1 <= length (deal k wants d r) \/ total <= d + length (dealt_out k wants d)) -> forall rounds,
   Forall (fun wants => exists r, r < W /\ 1 <= wants r) rounds -> Nat.min (length rounds) total <= drawn rounds.
 Proof.
-  induction 1 as [|wants before [r [Hr Wr]] F IH]; [cbn; lia|]. cbn [drawn length]. pose proof (share_within wants (drawn before) r Hr).
-  destruct (deal_feeds wants (drawn before) r Hr Wr); lia.
+  intros deal_feeds. induction 1 as [|wants before [r [Hr Wr]] F IH]; [cbn; lia|]. cbn [drawn length]. pose proof (share_within (length before) wants (drawn before) r Hr).
+  destruct (deal_feeds (length before) wants (drawn before) r Hr Wr); lia.
 Qed.
 
 (** DEAL, with COVER and ONCE: [emitted i] are the positions of its own input that rank [i] has emitted, each once. Its input is what it
@@ -230,20 +230,20 @@ Proof.
   destruct (give_nth v wants spare i) as [Hi|[Gi [_ Hi]]]; destruct (give_nth v wants spare j) as [Hj|[Gj [_ Hj]]]; lia.
 Qed.
 
-Definition deal_in_turn (W total : nat) (wants : nat -> nat) (d : nat) : nat -> list nat := draw d (shares (map wants (ranks W)) (total - d)).
+Definition deal_in_turn (W total k : nat) (wants : nat -> nat) (d : nat) : nat -> list nat := draw d (shares (map wants (ranks W)) (total - d)).
 
-Lemma dealt_in_turn : forall W total wants d, dealt_out W (deal_in_turn W total) wants d = seq d (Nat.min (sum (map wants (ranks W))) (total - d)).
+Lemma dealt_in_turn : forall W total k wants d, dealt_out W (deal_in_turn W total) k wants d = seq d (Nat.min (sum (map wants (ranks W))) (total - d)).
 Proof.
-  intros W total wants d. unfold dealt_out, deal_in_turn. rewrite draws_of_the_first, firstn_all2, shares_are_all_that_is_wanted_or_all_that_is_left; [reflexivity|].
+  intros W total k wants d. unfold dealt_out, deal_in_turn. rewrite draws_of_the_first, firstn_all2, shares_are_all_that_is_wanted_or_all_that_is_left; [reflexivity|].
   rewrite shares_are_one_for_each_rank, map_length. unfold ranks. rewrite seq_length. reflexivity.
 Qed.
 
 Theorem the_shipped_deal_meets_every_assumption : forall W total,
-  (forall wants d, exists n, n <= total - d /\ Permutation (dealt_out W (deal_in_turn W total) wants d) (seq d n)) /\
-  (forall wants d r, r < W -> 1 <= wants r ->
-    1 <= length (deal_in_turn W total wants d r) \/ total <= d + length (dealt_out W (deal_in_turn W total) wants d)).
+  (forall k wants d, exists n, n <= total - d /\ Permutation (dealt_out W (deal_in_turn W total) k wants d) (seq d n)) /\
+  (forall k wants d r, r < W -> 1 <= wants r ->
+    1 <= length (deal_in_turn W total k wants d r) \/ total <= d + length (dealt_out W (deal_in_turn W total) k wants d)).
 Proof.
-  intros W total. split; intros wants d; rewrite dealt_in_turn; [eexists; split; [apply Nat.le_min_r|reflexivity]|].
+  intros W total. split; intros k wants d; rewrite dealt_in_turn; [eexists; split; [apply Nat.le_min_r|reflexivity]|].
   intros r H Wr. rewrite seq_length. unfold deal_in_turn, draw, shares. rewrite seq_length. destruct (_ <=? _) eqn:E; [left|right; apply Nat.leb_gt in E; lia].
   rewrite (nth_indep _ 0 (wants 0)) by (rewrite map_length; unfold ranks; rewrite seq_length; exact H). unfold ranks. rewrite map_nth, seq_nth by exact H. exact Wr.
 Qed.
@@ -267,20 +267,6 @@ Definition portion_shares (loads : list nat) (p portion : nat) : list nat :=
   let held := map (fun l => Nat.div (l * p) (sum loads)) loads in
   shares (map (fun h => top held - h + portion) held) portion.
 
-(** The portions of the update from [begin] to [last], all below [d] drawn, given the loads that all ranks were told before each portion:
-    the place at which it begins, and how much each rank draws. The last portion is all that remains; any other leaves one place in
-    [kept]. *)
-Fixpoint portions (kept begin d last : nat) (told : list (list nat)) : list (nat * list nat) :=
-  match told with
-  | [] => []
-  | loads :: later =>
-      let portion := last - d - match later with [] => 0 | _ => Nat.div (last - d) kept end in
-      (d, portion_shares loads (d - begin) portion) :: portions kept begin (d + portion) last later
-  end.
-
-(** What rank [i] draws in these portions. *)
-Definition drawn_in (ps : list (nat * list nat)) (i : nat) : list nat := flat_map (fun p => draw (fst p) (snd p) i) ps.
-
 Theorem a_portion_is_dealt_out : forall loads p portion, loads <> [] ->
   length (portion_shares loads p portion) = length loads /\ sum (portion_shares loads p portion) = portion.
 Proof.
@@ -288,25 +274,6 @@ Proof.
   split; [reflexivity|]. rewrite shares_are_all_that_is_wanted_or_all_that_is_left. apply Nat.min_r.
   assert (Hn : held <> []) by (unfold held; destruct loads; easy). generalize (top held). intros m. destruct held as [|h hs]; [easy|]. simpl. lia.
 Qed.
-
-(** UPDATE, DEAL: whatever the ranks hold, together they draw each place of an update once. *)
-Theorem what_ranks_draw_of_an_update_is_each_of_its_places_once : forall W kept begin last told, 1 <= W -> told <> [] -> Forall (fun loads => length loads = W) told ->
-  forall d, Permutation (concat (map (drawn_in (portions kept begin d last told)) (ranks W))) (seq d (last - d)).
-Proof.
-  intros W kept begin last told Hw Nn F. induction F as [|loads later L F IH]; intros d; [easy|]. cbn [portions]. set (portion := last - d - _).
-  assert (Le : portion <= last - d) by (unfold portion; lia).
-  destruct (a_portion_is_dealt_out loads (d - begin) portion) as [Ls S]; [intros ->; simpl in L; lia|]. rewrite L in Ls. set (ds := portion_shares _ _ _) in *.
-  transitivity (concat (map (draw d ds) (ranks W)) ++ concat (map (drawn_in (portions kept begin (d + portion) last later)) (ranks W))); [exact (concat_map_app _ _ (draw d ds) (drawn_in (portions kept begin (d + portion) last later)) (ranks W))|].
-  replace (seq d (last - d)) with (seq d portion ++ seq (d + portion) (last - (d + portion))) by (rewrite <- seq_app; f_equal; lia).
-  apply Permutation_app; [rewrite <- Ls, draws_of_a_round_are_neighbours_in_the_order_of_the_ranks, S; reflexivity|].
-  destruct later as [|x later]; [|apply IH; easy]. replace (last - (d + portion)) with 0 by (unfold portion; lia). simpl.
-  clear. induction (ranks W) as [|i l IH]; simpl; [reflexivity|exact IH].
-Qed.
-
-(** The deal of updates of [n] samples: from [d] on, the next n places or all that are left, in portions. [told] gives the loads that ranks
-    are told in the update that begins there. *)
-Definition by_load (n total : nat) (told : nat -> list (list nat)) (d i : nat) : list nat :=
-  drawn_in (portions 3 d d (Nat.min total (d + n)) (told d)) i.
 
 Lemma some_share_is_two : forall l i, i < length l -> nth i l 0 = 0 -> length l <= sum l -> exists j, 2 <= nth j l 0.
 Proof.
@@ -341,20 +308,77 @@ Proof.
   - pose proof (the_last_places_leave_all_with_the_same_room_but_for_one wants portion i j B ltac:(lia)) as R. rewrite (Wn i H), (Wn j Hj), E in R. lia.
 Qed.
 
-(** With one portion, or at least three samples for each rank (R16.4), the next places are dealt, and every rank gets some, except in the
-    last update. *)
-Theorem portions_by_load_meet_every_assumption : forall W n total told, 1 <= W -> W <= n ->
-  (forall d, Forall (fun loads => length loads = W) (told d) /\ (length (told d) = 1 \/ 1 <= length (told d) /\ 3 * W <= n)) ->
-  (forall d, Permutation (concat (map (by_load n total told d) (ranks W))) (seq d (Nat.min n (total - d)))) /\
-  (forall d i, i < W -> 1 <= length (by_load n total told d i) \/ total <= d + n).
+Lemma an_empty_portion_gives_nothing : forall loads q i, nth i (portion_shares loads q 0) 0 = 0.
 Proof.
-  intros W n total told Hw Hn T. split; intros d; destruct (T d) as [F C]; unfold by_load.
-  - replace (Nat.min n (total - d)) with (Nat.min total (d + n) - d) by lia.
-    apply what_ranks_draw_of_an_update_is_each_of_its_places_once; [exact Hw|intros Z; rewrite Z in C; simpl in C; lia|exact F].
-  - intros i Hi. destruct (Nat.le_gt_cases total (d + n)) as [L|L]; [right; exact L|left]. rewrite Nat.min_r by lia.
-    destruct (told d) as [|loads later]; [simpl in C; lia|]. inversion F as [|? ? Ln _]; subst. cbn [portions drawn_in flat_map fst snd]. rewrite app_length. unfold draw at 1. rewrite seq_length.
-    rewrite Nat.sub_diag. replace (d + n - d) with n by lia. set (portion := n - _).
-    assert (length loads <= portion).
-    { unfold portion. destruct later as [|x later]; [lia|]. simpl in C. destruct C as [C|[_ C]]; [lia|]. pose proof (Nat.div_le_upper_bound n 3 (n - length loads)). lia. }
-    pose proof (a_first_portion_feeds_all loads portion i Hi ltac:(assumption)). lia.
+  intros loads q i. unfold portion_shares. set (wants := map _ _). pose proof (shares_are_all_that_is_wanted_or_all_that_is_left wants 0) as S. rewrite Nat.min_0_r in S.
+  revert i. induction (shares wants 0) as [|x l IH]; intros [|i]; simpl in *; try reflexivity; [lia|]. apply IH. lia.
 Qed.
+
+(** The rounds of updates: [n] places to an update, and [p] rounds. The first draws nothing, the last all that remains, and any other leaves
+    one place in three. *)
+Section Portions.
+Variables (W n p total : nat).
+Hypothesis some : 1 <= W.
+Hypothesis rounds : 2 <= p.
+
+(** The place at which update [u] begins, how many places the ranks draw together for round [k] if [d] are drawn, and how many are drawn
+    before it. *)
+Definition first_of (u : nat) : nat := Nat.min total (u * n).
+Definition portion_of (k d : nat) : nat :=
+  let left := first_of (S (k / p)) - d in if k mod p =? 0 then 0 else left - if S k mod p =? 0 then 0 else Nat.div left 3.
+Fixpoint place (k : nat) : nat := match k with 0 => 0 | S j => place j + portion_of j (place j) end.
+
+(** What rank [i] draws for round [k], whose ranks are told that they hold [loads k] tokens. *)
+Definition by_load (loads : nat -> list nat) (k d i : nat) : list nat := draw d (portion_shares (loads k) (d - first_of (k / p)) (portion_of k d)) i.
+
+Lemma next_round : forall k, S k mod p = 0 /\ k mod p <> 0 /\ S k / p = S (k / p) \/ S k mod p <> 0 /\ S k mod p = S (k mod p) /\ S k / p = k / p.
+Proof.
+  intros k. pose proof (Nat.div_mod k p ltac:(lia)) as D. pose proof (Nat.mod_upper_bound k p ltac:(lia)) as M.
+  destruct (Nat.eq_dec (S (k mod p)) p) as [E|E]; [left|right].
+  - assert (X : S k = S (k / p) * p) by lia. rewrite X, Nat.mod_mul, Nat.div_mul by lia. repeat split; lia.
+  - rewrite <- (Nat.div_unique (S k) p (k / p) (S (k mod p))), <- (Nat.mod_unique (S k) p (k / p) (S (k mod p))) by lia. repeat split; lia.
+Qed.
+
+(** UPDATE: before the first round of an update all earlier updates are drawn, and no place of it or of a later one. *)
+Theorem an_update_is_drawn_in_its_rounds : forall k,
+  first_of (k / p) <= place k <= first_of (S (k / p)) /\ (k mod p = 0 -> place k = first_of (k / p)) /\ (S k mod p = 0 -> place (S k) = first_of (S (k / p))).
+Proof.
+  assert (Up : forall u, first_of u <= first_of (S u)) by (intros u; unfold first_of; simpl; lia).
+  assert (Step : forall k, first_of (k / p) <= place k <= first_of (S (k / p)) -> place k <= place (S k) <= first_of (S (k / p)) /\ (S k mod p = 0 -> place (S k) = first_of (S (k / p)))).
+  { intros k B. cbn [place]. unfold portion_of. destruct (Nat.eqb_spec (k mod p) 0) as [Z|Z].
+    - split; [lia|]. intros S0. destruct (next_round k) as [[_ [N _]]|[N _]]; lia.
+    - destruct (Nat.eqb_spec (S k mod p) 0); split; lia. }
+  intros k. assert (B : first_of (k / p) <= place k <= first_of (S (k / p)) /\ (k mod p = 0 -> place k = first_of (k / p))).
+  { induction k as [|k [IH _]]; [rewrite Nat.div_0_l by lia; cbn [place]; pose proof (Up 0); unfold first_of in *; simpl in *; lia|].
+    destruct (Step k IH) as [S1 S2]. destruct (next_round k) as [[N1 [_ N2]]|[N1 [_ N2]]]; rewrite N2.
+    - rewrite (S2 N1). pose proof (Up (S (k / p))). split; [lia|reflexivity].
+    - split; [lia|contradiction]. }
+  destruct B as [B1 B2]. split; [exact B1|]. split; [exact B2|]. apply (Step k B1).
+Qed.
+
+Variable loads : nat -> list nat.
+Hypothesis one_each : forall k, length (loads k) = W.
+
+(** UPDATE, DEAL: whatever the ranks hold, together they draw the next places, as many as the portion has. *)
+Theorem portions_by_load_are_the_next_places : forall k d, Permutation (concat (map (by_load loads k d) (ranks W))) (seq d (portion_of k d)) /\ portion_of k d <= total - d.
+Proof.
+  intros k d. split; [|unfold portion_of, first_of; destruct (_ =? 0); lia].
+  destruct (a_portion_is_dealt_out (loads k) (d - first_of (k / p)) (portion_of k d)) as [L S]; [intros Z; specialize (one_each k); rewrite Z in one_each; simpl in one_each; lia|].
+  unfold by_load. rewrite <- (one_each k), <- L, draws_of_a_round_are_neighbours_in_the_order_of_the_ranks, S. reflexivity.
+Qed.
+
+(** With one portion, or at least three samples for each rank (R16.4), every rank draws some of an update, except of the last. *)
+Theorem a_first_portion_by_load_feeds_every_rank : forall k i, W <= n -> p = 2 \/ 3 * W <= n -> k mod p = 0 -> i < W ->
+  1 <= length (by_load loads (S k) (place (S k)) i) \/ total <= S (k / p) * n.
+Proof.
+  intros k i Hn C Z Hi. destruct (Nat.le_gt_cases total (S (k / p) * n)) as [L|L]; [right; exact L|left].
+  destruct (next_round k) as [[_ [N _]]|[N1 [N2 N3]]]; [lia|]. destruct (an_update_is_drawn_in_its_rounds k) as [_ [B _]]. specialize (B Z).
+  assert (E : place (S k) = first_of (k / p)) by (cbn [place]; unfold portion_of; rewrite Z; simpl; lia).
+  unfold by_load, draw. rewrite seq_length, N3, E, Nat.sub_diag. apply a_first_portion_feeds_all; rewrite one_each; [exact Hi|].
+  unfold portion_of. rewrite N2, Z, N3. change (1 =? 0) with false. cbv iota zeta. unfold first_of. rewrite !Nat.min_r by (simpl in *; lia).
+  replace (S (k / p) * n - k / p * n) with n by (simpl; lia). destruct (Nat.eqb_spec (S (S k) mod p) 0) as [Y|Y]; [lia|].
+  destruct C as [C|C]; [exfalso; destruct (next_round (S k)) as [[Y' _]|[_ [Y' _]]]; [contradiction|]; rewrite N2, Z in Y'; pose proof (Nat.mod_upper_bound (S (S k)) p ltac:(lia)); lia|].
+  pose proof (Nat.div_le_upper_bound n 3 (n - W)). lia.
+Qed.
+
+End Portions.

@@ -246,7 +246,7 @@ Definition sized (s : nat -> bool) (C : nat -> nat) (whole padding_share : nat) 
   (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat)
   (before : nat -> nat -> nat -> bool) (bounded : nat -> bool) : config :=
   mkConfig (fun b => compute_sized_groups s (budget_of whole b) (Nat.div (budget_of whole b) padding_share) (limits_of whole limits b)) (align_in (ByPlaces before) (sized_gauge s C))
-    (fun _ => window_samples size ramp) is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded false (keeps_one Padded whole).
+    (fun _ => window_samples size ramp) is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded false (keeps_one Padded whole) None.
 
 Section System.
 Variables (s : nat -> bool) (C : nat -> nat) (W size ramp max_age print whole padding_share : nat).
@@ -279,13 +279,13 @@ Qed.
 
 (** SIZES and BUDGET in every step of every rank, with losses or without, with any windows, and with a shared order or without. The
     budget is the one in force in the step's round. *)
-Theorem every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget : forall shares windows, let cfg := fun _ : nat => with_reading shares windows one in
+Theorem every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget : forall shares windows updates, let cfg := fun _ : nat => with_reading shares windows updates one in
   setting_ok W cfg -> forall u r, lossy_reachable W cfg depth input u -> r < W ->
   Forall (fun x => let b := budget_in_force W whole first accepts r (s_round x) in is_friendly s (s_group x) /\
     fits b (Nat.div b padding_share) (limits_in_force W whole limits first accepts r (s_round x)) (s_group x))
     (steps_of (rank_of u r)).
 Proof.
-  intros shares windows cfg ok u r Ru H.
+  intros shares windows updates cfg ok u r Ru H.
   destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok u Ru) as [v [R F]]. destruct (follows_frame W u v r F H) as [-> _].
   set (keeps := fun b g => is_friendly s g /\ fits (budget_of whole b) (Nat.div (budget_of whole b) padding_share) (limits_of whole limits b) g).
   assert (Formed : forall q b w, q < W -> Forall (keeps b) (c_group one b w)).
@@ -298,7 +298,7 @@ Proof.
   pose proof (every_batch_keeps_what_grouping_gives_under_the_budget_in_force W cfg depth input ok keeps Formed Aligned v r R H) as Z.
   rewrite Forall_forall in *. intros x Ix. specialize (Z x Ix). destruct Z as [Z1 Z2]. split; [exact Z1|]. rewrite (limits_by_budget W max_age whole limits some old) in Z2.
   unfold limits_in_force.
-  rewrite <- (the_budget_in_force_by_round W max_age whole first accepts depth input some old (with_reading shares windows one) eq_refl eq_refl ok v r x R H Ix). exact Z2.
+  rewrite <- (the_budget_in_force_by_round W max_age whole first accepts depth input some old (with_reading shares windows updates one) eq_refl eq_refl ok v r x R H Ix). exact Z2.
 Qed.
 
 End System.

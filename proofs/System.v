@@ -210,7 +210,7 @@ Inductive label := LRank (r : nat) (e : event) | LExchange | LTrained (r : nat) 
 Section System.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 
-Definition start : sys := mkSys (fun r => initial (cfg r) r) (fun _ => 0) (fun _ => false) [] (fun _ => false).
+Definition start : sys := mkSys (fun r => initial (cfg r) r) (fun _ => 0) (fun r => is_waiting (initial (cfg r) r)) [] (fun _ => false).
 
 (** When an event may happen to rank [r]. Cases that would change nothing are left out. An urge may come at any time, early or without
     need. A window bounded in bytes may be full whenever it holds a sample, because the model has no sizes in bytes; a rank that is
@@ -222,7 +222,7 @@ Definition may (s : sys) (r : nat) (e : event) : Prop :=
       (en = true -> read (rank_of s r) + length xs = length (input r)) /\
       (xs <> [] \/ en = true \/ full = true) /\ (full = true -> c_bounded (cfg r) r = true /\ at_phase (rank_of s r) <> DONE)
   | Collated => True
-  | Got x => pending s r = false /\ nth_error (results s) (got s r) = Some x /\ (c_shares (cfg r) = true -> has_more (rank_of s r))
+  | Got x => pending s r = false /\ nth_error (results s) (got s r) = Some x /\ (c_shares (cfg r) = true -> has_more (cfg r) (rank_of s r))
   | StepTaken => running s r = false
   | ConsumerStopped => stopped (rank_of s r) = false /\ at_phase (rank_of s r) <> DONE
   | LocalFailed _ => is_ending (rank_of s r) = false /\ failure (rank_of s r) = None
@@ -327,13 +327,12 @@ Proof. intros s I r H. destruct (g_some s I r H) as [h [_ T]]. exact T. Qed.
 
 Lemma initial_invariant : invariant start.
 Proof.
-  assert (Core : forall r, r < W -> core (cfg r) (cfg 0) r (input r) h_initial (initial (cfg r) r)).
-  { intros r H. pose proof (ok_window _ (configs_ok r H) r 0). constructor; simpl; auto; try discriminate; try lia.
+  assert (Core : forall r, r < W -> core (cfg r) (cfg 0) r (input r) h_initial (initial (cfg r) r) /\ tight (depth r) (initial (cfg r) r)).
+  { intros r H. split; [apply post_core; constructor; simpl; auto; try discriminate; try lia|apply post_tight; simpl; try discriminate; try lia; easy].
     - unfold kind_ok. reflexivity.
-    - left. right. simpl. lia. }
-  constructor; [constructor; [|intros r H; right; right; auto|constructor]|exact Core].
-  - intros r H. eexists. split; [exact (Core r H)|]. pose proof (ok_window _ (configs_ok r H) r 0). constructor; simpl; auto; try discriminate; try lia; try easy.
-    intros _. split; [reflexivity|]. left. unfold is_ready. simpl. destruct (c_window (cfg r) r 0); [lia|reflexivity].
+    - left. right. simpl. destruct (has_steps (cfg r) 0) eqn:Hs; [left; pose proof (ok_window _ (configs_ok r H) r 0 Hs); simpl; lia|auto]. }
+  constructor; [constructor; [|intros r H; unfold sync; simpl; destruct (is_waiting _); auto|constructor]|intros r H; apply (Core r H)].
+  intros r H. eexists. exact (Core r H).
 Qed.
 
 (** Only its result moves a rank that waits. *)
@@ -342,6 +341,18 @@ Proof. intros c r s Wa. destruct (post_eq c r s) as [[E _]|[P _]]; [exact E|]. u
 
 Lemma post_phase : forall c r s, at_phase (post c r s) = at_phase s \/ (at_phase s = FILL /\ at_phase (post c r s) = OFFER).
 Proof. intros c r s. destruct (post_eq c r s) as [[-> _]|[P [_ ->]]]; auto. Qed.
+
+Lemma initial_phase : forall c r, at_phase (initial c r) = FILL \/ at_phase (initial c r) = OFFER.
+Proof. intros c r. unfold initial. match goal with |- context[post c r ?u] => destruct (post_phase c r u) as [-> |[_ ->]] end; auto. Qed.
+
+Lemma initial_reads : forall c r, c_window c r 0 <> 0 -> at_phase (initial c r) = FILL.
+Proof. intros c r Nz. unfold initial, post, posts, is_ready. simpl. replace (c_window c r 0 =? 0) with false by (symmetry; apply Nat.eqb_neq, Nz). reflexivity. Qed.
+
+Lemma initial_goes_on : forall c r, is_ending (initial c r) = false.
+Proof. intros c r. unfold is_ending. destruct (initial_phase c r) as [-> | ->]; reflexivity. Qed.
+
+Lemma initial_in_count : forall c r, in_count (initial c r) = 0.
+Proof. intros c r. unfold in_count. destruct (initial_phase c r) as [-> | ->]; reflexivity. Qed.
 
 Lemma deliver_same : forall d s, at_phase (deliver d s) = at_phase s /\ posted (deliver d s) = posted s /\ taken (deliver d s) = taken s.
 Proof. intros. destruct (deliver_eq d s) as [a [b [_ [-> _]]]]. auto. Qed.
@@ -370,9 +381,9 @@ Proof.
   - assert (Q : at_phase t <> OFFER); [|unfold has_posted, is_waiting; rewrite P; destruct (at_phase t); auto; congruence].
     unfold agree in E. destruct (is_bad a); [injection E as <-; discriminate|]. destruct (negb _); [discriminate|].
     destruct (o_stop_rank a); [injection E as <-; destruct (drain_phase d (Stopped n match o_stop_step a with Some n => n | None => 0 end) match o_stop_step a with Some n => n | None => 0 end (set_groups [] s)) as [-> | ->]; discriminate|].
-    destruct (negb _); [discriminate|]. destruct (target c a).
+    destruct (negb _); [discriminate|]. destruct (target c a) as [|n].
     + injection E as <-. match goal with |- at_phase (drain ?d ?o ?l ?s) <> _ => destruct (drain_phase d o l s) as [-> | ->]; discriminate end.
-    + destruct (c_align _ _ _ _ _). injection E as <-. match goal with |- at_phase (deliver ?d ?u) <> _ => destruct (deliver_same d u) as [-> _] end. discriminate.
+    + destruct (align_at _ _ _ _ _ _). injection E as <-. match goal with |- at_phase (deliver ?d ?u) <> _ => destruct (deliver_same d u) as [-> _] end. discriminate.
   - assert (Q : at_phase t <> COUNT); [|unfold has_posted, is_waiting; rewrite P; destruct (at_phase t); auto; congruence].
     unfold count in E. destruct (negb _); [discriminate|]. injection E as <-.
     match goal with |- at_phase (post ?c ?r ?u) <> _ => destruct (post_phase c r u) as [-> |[_ ->]]; discriminate end.
@@ -536,7 +547,7 @@ Lemma drawing_keeps_the_invariant_of_a_rank : forall s r n la c0 h, may_draw s r
 Proof.
   intros s r n la c0 h [Sh [En [Le [La Ph]]]] K T. destruct K, T. split; constructor; simpl; auto.
   - intros E. rewrite (La E). split; [reflexivity|congruence].
-  - destruct Ph as [[Ph _]|[_ [Nz _]]]; [right; auto|left; right; simpl; lia].
+  - destruct Ph as [[Ph _]|[_ [Nz _]]]; [right; auto|left; right; left; simpl; lia].
   - intros P. destruct Ph as [[Ph _]|[Ph _]]; congruence.
   - intros P. destruct (t_fill P) as [M F]. split; [exact M|]. destruct Ph as [[Ph _]|[_ [_ [Wa _]]]]; [congruence|]. unfold is_ready in *. simpl. rewrite <- Wa. exact F.
 Qed.

@@ -8,9 +8,9 @@ Import ListNotations.
 Definition b2n (b : bool) : nat := if b then 1 else 0.
 
 (** What a rank has left to do: samples to read, an end to find, a failure, a stop, an urge, collations, and steps to take. *)
-Definition rank_measure (total : nat) (inp : list sample) (s : state) : nat :=
+Definition rank_measure (rounds total : nat) (inp : list sample) (s : state) : nat :=
   (length inp - read s) + (1 - b2n (ended s)) + (1 - b2n (is_some (failure s))) + (1 - b2n (stopped s)) + (1 - b2n (urged s)) +
-  (2 * total + 1 - (2 * round s + b2n (collated s))) + 2 * (total - length (taken s)).
+  (2 * rounds + 1 - (2 * round s + b2n (collated s))) + 2 * (total - length (taken s)).
 
 Definition sum_over (n : nat) (f : nat -> nat) : nat := sum_nat (map f (seq 0 n)).
 
@@ -87,36 +87,58 @@ Qed.
 
 Definition kind_ops (k : kind) : nat := match k with NOffer => 0 | NCount _ => 1 | NReport => 1 | NClosed _ _ => 2 end.
 
-(** Rounds and exchanges are bounded by the steps made. *)
-Lemma rounds_within_steps : forall s, reachable s -> h_round (whole s) <= length (h_steps (whole s)) /\ length (log s) <= 2 * h_round (whole s) + kind_ops (h_kind (whole s)).
+(** Of [update_rounds] rounds in a row one forms steps. *)
+Lemma a_round_adds_a_step_if_it_has_any : forall c k, 1 <= update_rounds c -> S k / update_rounds c <= k / update_rounds c + b2n (has_steps c k).
 Proof.
-  induction 1 as [|s l t R [IH1 IH2] St]; [simpl; lia|]. destruct (reachable_second W cfg depth input ok s R) as [I S].
+  intros c k P. unfold has_steps. set (p := update_rounds c) in *. pose proof (Nat.div_mod (S k) p ltac:(lia)) as D. pose proof (Nat.mod_upper_bound (S k) p ltac:(lia)) as M.
+  destruct (Nat.eqb_spec (S k mod p) 0) as [Z|Z]; simpl.
+  - destruct (S k / p) as [|q]; [lia|]. enough (q <= k / p) by lia. apply Nat.div_le_lower_bound; lia.
+  - enough (S k / p <= k / p) by lia. apply Nat.div_le_lower_bound; lia.
+Qed.
+
+(** Rounds and exchanges are bounded by the steps made. *)
+Lemma rounds_within_steps : forall s, reachable s -> h_round (whole s) / update_rounds (cfg 0) <= length (h_steps (whole s)) /\
+  length (log s) <= 2 * h_round (whole s) + kind_ops (h_kind (whole s)).
+Proof.
+  pose proof (ok_updates _ (configs_ok _ _ ok 0 (some_rank _ _ ok))) as Up.
+  induction 1 as [|s l t R [IH1 IH2] St]; [simpl; rewrite Nat.div_0_l by lia; lia|]. destruct (reachable_second W cfg depth input ok s R) as [I S].
   destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact (conj IH1 IH2)| |exact (conj IH1 IH2)|exact (conj IH1 IH2)].
   rewrite whole_snoc. simpl log. rewrite app_length. simpl length. pose proof (exchange_kind W cfg depth input ok s x I P Rd) as K0.
   unfold h_step. destruct x as [a|cs|rs].
   - rewrite K0 in *. simpl in IH2.
     destruct (is_bad a); simpl; [lia|]. destruct (o_stop_rank a); simpl; [lia|]. destruct (target (cfg 0) a); simpl; lia.
-  - destruct (n_count _ _ _ S _ K0) as [T1 _]. rewrite K0 in *. simpl in IH2. simpl. rewrite app_length, make_shared_length, firstn_length.
-    pose proof (cut_pos (cfg 0) (h_samples (whole s)) cs) as C. pose proof (cut_le (cfg 0) (h_samples (whole s)) cs). destruct cs; [simpl in T1; lia|]. specialize (C ltac:(discriminate)). simpl in *. lia.
+  - destruct (n_count _ _ _ S _ K0) as [_ T1]. rewrite K0 in *. simpl in IH2. cbn [h_round h_steps h_kind]. rewrite app_length, make_shared_length, firstn_length.
+    pose proof (a_round_adds_a_step_if_it_has_any (cfg 0) (h_round (whole s)) Up) as A. split; [|simpl; lia].
+    pose proof (cut_pos (cfg 0) (h_samples (whole s)) cs) as C. pose proof (cut_le (cfg 0) (h_samples (whole s)) cs).
+    destruct T1 as [[_ T1]|[T1 _]]; [rewrite T1 in A; simpl in A; lia|]. destruct cs; [simpl in T1; lia|]. specialize (C ltac:(discriminate)). destruct (has_steps _ _); simpl in *; lia.
   - rewrite K0 in *. simpl in IH2. destruct (reports_say W cfg depth input ok s rs I S P Rd) as [o [-> _]]. simpl. lia.
 Qed.
 
-(** TERM: an epoch has at most as many steps, and at most as many rounds, as samples. It has at most two exchanges for each sample, and
-    two more. *)
+(** The most rounds of an epoch: each step ends the rounds of an update, and the last rounds may be without one. *)
+Definition most_rounds : nat := update_rounds (cfg 0) * S total - 1.
+
+(** Without updates there are no more rounds than samples. *)
+Theorem without_updates_rounds_are_no_more_than_samples : c_updates (cfg 0) = None -> most_rounds = total.
+Proof. intros U. unfold most_rounds, update_rounds. rewrite U. lia. Qed.
+
+(** TERM: an epoch has at most as many steps as samples. It has at most two exchanges for each round, and two more. *)
 Theorem steps_rounds_and_exchanges_are_bounded : forall s r, reachable s -> r < W ->
-  length (steps_of (rank_of s r)) <= total /\ round (rank_of s r) <= total /\ length (log s) <= 2 * total + 2.
+  length (steps_of (rank_of s r)) <= total /\ round (rank_of s r) <= most_rounds /\ length (log s) <= 2 * most_rounds + 2.
 Proof.
   intros s r R H. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
   pose proof (steps_within_total s R) as B1. destruct (rounds_within_steps s R) as [B2 B3].
   assert (G : length (h_steps (hist_of s r)) <= length (h_steps (whole s)) /\ h_round (hist_of s r) <= h_round (whole s)).
   { destruct (whole_goes_on cfg s r) as [[ext E] Rr]. rewrite E, app_length. lia. }
   rewrite <- (map_length shared), (k_steps _ _ _ _ _ _ K), (k_round _ _ _ _ _ _ K).
-  assert (kind_ops (h_kind (whole s)) <= 2) by (destruct (h_kind (whole s)); simpl; lia). lia.
+  assert (kind_ops (h_kind (whole s)) <= 2) by (destruct (h_kind (whole s)); simpl; lia).
+  enough (h_round (whole s) <= most_rounds) by lia. unfold most_rounds. pose proof (ok_updates _ (configs_ok _ _ ok 0 (some_rank _ _ ok))) as Up.
+  pose proof (Nat.mul_succ_div_gt (h_round (whole s)) (update_rounds (cfg 0)) ltac:(lia)).
+  pose proof (Nat.mul_le_mono_l (S (h_round (whole s) / update_rounds (cfg 0))) (S total) (update_rounds (cfg 0)) ltac:(lia)). lia.
 Qed.
 
 (** ** The measure *)
 
-Definition exchanges : nat := 2 * total + 2.
+Definition exchanges : nat := 2 * most_rounds + 2.
 
 (** If windows are bounded in bytes, a rank may also be told, once for each window, that there is no room for more. *)
 Definition spare (s : sys) (r : nat) : nat :=
@@ -124,16 +146,16 @@ Definition spare (s : sys) (r : nat) : nat :=
 
 Definition measure (s : sys) : nat :=
   (exchanges - length (log s)) +
-  sum_over W (fun r => rank_measure total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r) + spare s r).
+  sum_over W (fun r => rank_measure most_rounds total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r) + spare s r).
 
 (** A rank's own measure falls with every event except a result or a full window. *)
 Lemma own_measure_falls : forall s r e t, reachable s -> r < W -> may cfg input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
-  read t <= length (input r) -> round t <= total -> length (taken t) <= total ->
+  read t <= length (input r) -> round t <= most_rounds -> length (taken t) <= total ->
   match e with
-  | Got _ => rank_measure total (input r) t <= rank_measure total (input r) (rank_of s r)
-  | StepTaken => rank_measure total (input r) t + 2 <= rank_measure total (input r) (rank_of s r)
-  | SamplesRead _ _ true => rank_measure total (input r) t <= rank_measure total (input r) (rank_of s r) /\ wanted t = 0 /\ wanted (rank_of s r) <> 0
-  | _ => rank_measure total (input r) t + 1 <= rank_measure total (input r) (rank_of s r)
+  | Got _ => rank_measure most_rounds total (input r) t <= rank_measure most_rounds total (input r) (rank_of s r)
+  | StepTaken => rank_measure most_rounds total (input r) t + 2 <= rank_measure most_rounds total (input r) (rank_of s r)
+  | SamplesRead _ _ true => rank_measure most_rounds total (input r) t <= rank_measure most_rounds total (input r) (rank_of s r) /\ wanted t = 0 /\ wanted (rank_of s r) <> 0
+  | _ => rank_measure most_rounds total (input r) t + 1 <= rank_measure most_rounds total (input r) (rank_of s r)
   end.
 Proof.
   intros s r e t R H M E B1 B2 B3. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
@@ -174,13 +196,13 @@ Proof.
   intros s l t R St. enough (G : if is_draw l then measure t <= measure s else measure t < measure s) by (destruct (is_draw l); lia).
   assert (R' : reachable t) by (eapply reach_step; eauto). destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr].
   - match type of R' with System.reachable _ _ _ _ ?x => set (s' := x) in * end.
-    assert (Bd : read t <= length (input r) /\ round t <= total /\ length (taken t) <= total).
+    assert (Bd : read t <= length (input r) /\ round t <= most_rounds /\ length (taken t) <= total).
     { pose proof (invariant_of W cfg depth input ok s' R') as I'. pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ I' r H)) as Z1.
       destruct (steps_rounds_and_exchanges_are_bounded s' r R' H) as [Z2 [Z3 _]]. unfold s' in Z1, Z2, Z3. simpl in Z1, Z2, Z3. rewrite update_same in Z1, Z2, Z3.
       unfold steps_of in Z2. rewrite app_length in Z2. lia. }
     destruct Bd as [B1 [B2 B3]]. pose proof (own_measure_falls s r e t R H M E B1 B2 B3) as F.
-    assert (Own : rank_measure total (input r) (rank_of s' r) + (exchanges - got s' r) + b2n (running s' r) + spare s' r <
-                  rank_measure total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r) + spare s r).
+    assert (Own : rank_measure most_rounds total (input r) (rank_of s' r) + (exchanges - got s' r) + b2n (running s' r) + spare s' r <
+                  rank_measure most_rounds total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r) + spare s r).
     { unfold s', spare. cbn [rank_of got running]. rewrite !update_same. destruct e as [xs en full| |x| | |cause|].
       3:{ rewrite !update_same. simpl in F. destruct (got_current W cfg depth input s r x (invariant_of W cfg depth input ok s R) H M) as [G _].
           destruct (steps_rounds_and_exchanges_are_bounded s r R H) as [_ [_ L]]. unfold exchanges. destruct (c_bounded (cfg r) r), (0 <? wanted t), (0 <? wanted (rank_of s r)); simpl; lia. }
@@ -203,7 +225,7 @@ Inductive path : sys -> nat -> sys -> Prop :=
 | path_here : forall s, path s 0 s
 | path_on : forall s l t n u, step s l t -> path t n u -> path s ((if is_draw l then 0 else 1) + n) u.
 
-Definition bound : nat := exchanges + W * (6 * total + 7) + total + sum_over W (fun r => if c_bounded (cfg r) r then exchanges + 1 else 0).
+Definition bound : nat := exchanges + W * (4 * most_rounds + 2 * total + 7) + total + sum_over W (fun r => if c_bounded (cfg r) r then exchanges + 1 else 0).
 
 Lemma sum_over_const : forall n c f, sum_over n (fun r => c + f r) = n * c + sum_over n f.
 Proof. intros n c f. unfold sum_over. rewrite <- (seq_length n 0) at 2. induction (seq 0 n) as [|i l IH]; simpl; [reflexivity|]. lia. Qed.
@@ -214,8 +236,8 @@ Proof. intros n f g. unfold sum_over. induction (seq 0 n) as [|i l IH]; simpl; [
 Lemma start_measure : measure (start cfg) <= bound.
 Proof.
   unfold measure, bound. simpl length. rewrite Nat.sub_0_r.
-  assert (E : sum_over W (fun r => rank_measure total (input r) (rank_of (start cfg) r) + (exchanges - got (start cfg) r) + b2n (running (start cfg) r) + spare (start cfg) r) <=
-    sum_over W (fun r => (6 * total + 7) + (length (input r) + if c_bounded (cfg r) r then exchanges + 1 else 0))).
+  assert (E : sum_over W (fun r => rank_measure most_rounds total (input r) (rank_of (start cfg) r) + (exchanges - got (start cfg) r) + b2n (running (start cfg) r) + spare (start cfg) r) <=
+    sum_over W (fun r => (4 * most_rounds + 2 * total + 7) + (length (input r) + if c_bounded (cfg r) r then exchanges + 1 else 0))).
   { apply sum_over_le. intros i Hi. unfold spare, rank_measure, exchanges. simpl. destruct (c_bounded (cfg i) i), (c_window (cfg i) i 0); simpl; lia. }
   rewrite sum_over_const, (sum_over_add W (fun r => length (input r))) in E. fold total in E. lia.
 Qed.

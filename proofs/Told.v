@@ -11,7 +11,7 @@ Inductive heard := Accepts (b : option nat) | Happens (x : occurrence).
 
 (** The configuration of a rank that accepts [f k] in round [k]. *)
 Definition accepting (c : config) (f : nat -> option nat) : config :=
-  mkConfig (c_group c) (c_align c) (c_window c) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (fun _ => f) (c_in_bytes c) (c_shares c) (c_keeps c).
+  mkConfig (c_group c) (c_align c) (c_window c) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (fun _ => f) (c_in_bytes c) (c_shares c) (c_keeps c) (c_updates c).
 
 Section Told.
 Variables (c : config) (rank depth : nat).
@@ -73,8 +73,7 @@ Proof.
   - destruct (at_phase s) eqn:P; try exact I. unfold agree. destruct (is_bad a); [apply same_with, ahead_of; [reflexivity|right; discriminate]|].
     destruct (negb _); [exact I|]. destruct (o_stop_rank a); [apply same_with, drain_ahead; reflexivity|]. destruct (negb _); [exact I|].
     change (target (accepting c g) a) with (target (accepting c f) a). destruct (target (accepting c f) a) as [|n]; [apply same_with, drain_ahead; reflexivity|].
-    change (c_align (accepting c g)) with (c_align (accepting c f)). change (due_before (accepting c g) s) with (due_before (accepting c f) s).
-    destruct (c_align _ _ _ _ _) as [al ca]. apply same_with, ahead_of; [reflexivity|right; discriminate].
+    change (align_at (accepting c g)) with (align_at (accepting c f)). change (due_before (accepting c g) s) with (due_before (accepting c f) s). destruct (align_at _ _ _ _ _ _) as [al ca]. apply same_with, ahead_of; [reflexivity|right; discriminate].
   - destruct (at_phase s) eqn:P; try exact I. unfold count. destruct (negb _); [exact I|]. apply post_with. unfold ahead. rewrite P. reflexivity.
   - destruct (at_phase s) eqn:P; try exact I. destruct (failure_of rs); [|exact I]. apply same_with, drain_ahead. reflexivity.
   - destruct (queue s) as [|x q]; [exact I|]. destruct (below _ _); [|exact I]. apply post_with. etransitivity; [apply finish_ahead|reflexivity].

@@ -119,16 +119,16 @@ Proof.
     split; [apply go_on_keeps; [apply performed; reflexivity|apply reach_start]|vm_compute; reflexivity].
 Qed.
 
-(** Updates of 3 samples: one rank gives 2 of them, the other 1, in turn. *)
-Definition uneven : config := in_updates 2 3 (shipped Padded tokens_cost 6 1 [] whole_budget always 1 0 1 false None (update_rule 1) 0 (ByPlaces fullest) unbounded).
+(** Updates of 3 samples, of which one rank gives 2 and the other 1, in turn. The second round of each update makes its steps. *)
+Definition uneven : config := in_updates 2 3 (shipped Padded tokens_cost 6 1 [] whole_budget always 1 0 1 false None odb_rule 0 (ByPlaces fullest) unbounded).
 
 Theorem a_run_of_uneven_updates_completes : setting_ok 2 (fun _ => uneven) /\ exists s, reachable 2 (fun _ => uneven) deep shards s /\
-  ends s = [(DONE, Some Complete, [(0, [5]); (0, [1]); (1, [2]); (2, [4]); (2, [3]); (3, [3]); (4, [1])]);
-            (DONE, Some Complete, [(0, [2]); (0, []); (1, [2; 2]); (2, []); (2, []); (3, []); (4, [])])].
+  ends s = [(DONE, Some Complete, [(1, [5]); (1, [1]); (3, [2]); (5, [4]); (5, [3]); (7, [3]); (9, [1])]);
+            (DONE, Some Complete, [(1, [2]); (1, []); (3, [2; 2]); (5, []); (5, []); (7, []); (9, [])])].
 Proof.
   split.
   - apply ranks_in_updates_meet_every_assumption; [lia|lia|]. apply the_shipped_configuration_meets_every_assumption;
-      [apply the_shipped_costs_meet_every_assumption|lia|apply the_rules_of_updates_lie_within_the_bounds].
+      [apply the_shipped_costs_meet_every_assumption|lia|apply the_default_rule_lies_within_the_bounds].
   - exists (run (fun _ => uneven) 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity].
 Qed.
 

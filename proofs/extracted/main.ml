@@ -138,9 +138,14 @@ let config () =
   let order = order () in let rank = int () in let depth = int () in let is_bounded = bool () in
   let tokens () = match int () with -1 -> budget | n -> n in
   let first = tokens () in let accepted = tokens () in
-  (* Of the share of padding only updates ask; all may be padding. *)
-  let c = shipped layout cost budget 1 limits (fun _ -> first) (fun _ _ -> accepted) size ramp max_age is_quota quota rule print order (fun _ -> is_bounded) in
+  (* Only in updates is padding limited: elsewhere all may be padding. *)
+  let ranks = int () in let update = int () in let rounds = int () in let padding_share = int () in
+  let c = shipped layout cost budget padding_share limits (fun _ -> first) (fun _ _ -> accepted) size ramp max_age is_quota quota rule print order (fun _ -> is_bounded) in
+  let c = if update = 0 then c else if rounds = 0 then in_updates ranks update c else in_portions rounds c in
   (c, rank, depth, offered budget, offered budget accepted)
+
+(* A rank whose first round reads nothing posts its offer when it begins. *)
+let before s = { s with at_phase = FILL }
 
 (* Every event of one rank. [show] prints what the case asks for of a state, and of the one before it. *)
 let run_events show =
@@ -152,7 +157,7 @@ let run_events show =
     | "accepted" -> let tokens = int () in if tokens < 1 then refuse b s else go_on (offer tokens) s s
     | name -> match handle (hears b) rank depth s (occurrence name) with None -> refuse b s | Some t -> go_on b s t in
   let s = initial c rank in
-  let told = ref (go_on accepted s s) in
+  let told = ref (go_on accepted (before s) s) in
   let n = int () in
   for _ = 1 to n do told := step !told (word ()) done
 
@@ -168,17 +173,21 @@ let show_loaded c rank accepted _ t =
 
 (* Every event of one rank that draws (R14): as [SharedBegins], [SharedGoesOn] and [SharedCounted] of Drawing.v put them together. *)
 let run_shared () =
-  let ranks = int () in let total = int () in let is_packed = bool () in
+  let ranks = int () in let total = int () in let update = int () in let is_packed = bool () in
   let c, rank, depth, offer, accepted = config () in
   let hears b = accepting c (fun _ -> b) in
-  let wish _ k d held carried = wish_for (shared_window ranks total is_packed (c.c_window rank k) d) held carried in
+  let wish _ k d held carried =
+    if update > 0 then tokens_of0 carried else wish_for (shared_window ranks total is_packed (c.c_window rank k) d) held carried in
   let upto = ref 0 and places = ref [] in
-  (* What is drawn of what all want: the state that has drawn it, and how the rank's books are then kept. *)
-  let deal wants s =
-    let share = deal_in_turn ranks total in
-    let mine = share wants !upto rank in
-    let far = !upto + List.length (dealt_out ranks share wants !upto) in
-    draws (List.length mine) (far = total) s, fun () -> places := !places @ mine; upto := far in
+  let share = match c.c_updates with
+    | None -> deal_in_turn ranks total
+    | Some rounds -> fun k wants d i -> by_load update rounds total (fun _ -> List.init ranks wants) k d i in
+  (* What is drawn for a round of what all want: the state that has drawn it, and how the rank's books are then kept. *)
+  let deal k wants s =
+    let mine = share k wants !upto rank in
+    let far = !upto + List.length (dealt_out ranks share k wants !upto) in
+    let s = if s.ended || (mine = [] && far < total) then s else draws (List.length mine) (far = total) s in
+    s, fun () -> places := !places @ mine; upto := far in
   let show b t posted want =
     print_endline (String.concat " | " [ show_state b t; posted; want; show_int !upto; show_list show_int !places ]) in
   let go_on b s t name =
@@ -191,15 +200,15 @@ let run_shared () =
     | "accepted" -> let tokens = int () in if tokens < 1 then refuse b s else go_on (offer tokens) s s "accepted"
     | "counted" ->
         let cs = list counts in
-        let drawn, keep = deal (List.nth (list int)) s in
+        let drawn, keep = deal (s.round + 1) (List.nth (list int)) s in
         (match transition (hears b) rank depth drawn (Got (Counted cs)) with
          | None -> refuse b s
          | Some t -> keep (); go_on b s t "counted")
     | name -> (match handle_shared (hears b) rank depth s (event name) with None -> refuse b s | Some t -> go_on b s t name) in
-  let s = initial c rank in
-  let drawn, keep = deal (first_wants (fun _ -> c)) s in
+  let s = initial (shared_config (fun _ -> c) share rank) rank in
+  let drawn, keep = if c.c_updates = None then deal 0 (first_wants (fun _ -> c)) s else s, ignore in
   keep ();
-  let told = ref (go_on accepted s (post (hears accepted) rank drawn) "begins") in
+  let told = ref (go_on accepted (before s) (post (hears accepted) rank drawn) "begins") in
   let n = int () in
   for _ = 1 to n do told := step !told (word ()) done
 
@@ -217,10 +226,12 @@ let choice () = match word () with
   | "lose" -> let r = int () in let peer = option () in CLose (r, peer, int ())
   | name -> failwith ("no choice " ^ name)
 
+let show_decision = function Closes -> "closes" | Makes n -> show_int n
+
 let show_answer c = function
   | Agreed a ->
       let is_plain = not (is_bad a) && a.o_stop_rank = None && a.o_ready in
-      Printf.sprintf "agreed %s target %s" (show_offer a) (if is_plain then show_int (target c a) else "-")
+      Printf.sprintf "agreed %s target %s" (show_offer a) (if is_plain then show_decision (target c a) else "-")
   | Counted cs -> "counted " ^ show_list show_counts cs
   | Reported rs -> "reported " ^ show_list (fun r -> show_message (MReport r)) rs
 
@@ -353,8 +364,14 @@ let answer = function
       print_endline (show_list show_group emitted ^ " " ^ show_group carried)
   | "shares" -> let wants = list int in print_endline (show_list show_int (shares wants (int ())))
   | "portions" ->
-      let kept = int () in let begins = int () in let ends = int () in
-      List.iter (fun (d, ds) -> print_endline (show_int d ^ " " ^ show_list show_int ds)) (portions kept begins begins ends (list (fun () -> list int)))
+      let n = int () in let total = int () in let update = int () in
+      let told = list (fun () -> list int) in
+      let rounds = 1 + List.length told in
+      let deal d (j, loads) =
+        let k = update * rounds + 1 + j in
+        let portion = portion_of n rounds total k d in
+        print_endline (show_int d ^ " " ^ show_list show_int (portion_shares loads (d - first_of n total update) portion)); d + portion in
+      ignore (List.fold_left deal (first_of n total update) (List.mapi (fun j loads -> (j, loads)) told))
   | "groups" ->
       let budget = int () in let most = int () in let limits = list int in
       print_endline (show_list show_group (compute_groups budget most limits (list sample)))

@@ -36,7 +36,7 @@ from tests.proofs.wire import (
     write_offer,
     write_samples,
 )
-from tests.proofs.worlds import LEAST, find_difference, make_samples, run_world
+from tests.proofs.worlds import LEAST, find_difference, make_samples, make_update_world, run_world
 
 SETTINGS = settings(UNSHRUNK, max_examples=few(150))
 
@@ -173,6 +173,7 @@ def test_the_model_combines_offers_and_applies_rules_as_the_python_does(
 
 
 WORLDS = 600
+UPDATE_WORLDS = 240
 AT_ONCE = 40
 FIRST_SEED = int(os.environ.get("ODB_SEED", "0"))
 
@@ -183,6 +184,16 @@ def test_the_model_makes_the_same_transitions_as_the_python(model: Model, first:
     """Checks: ALIGN, CONSERVE, COVER, ONCE, QUOTA, TERM, ABORT, RELEASE, STOP, FREE (the link from proof to code)."""
     worlds = [run_world(seed) for seed in range(first, first + AT_ONCE)]
     assert (difference := explain(model, Core(), worlds)) is None, difference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + UPDATE_WORLDS, AT_ONCE))
+def test_in_updates_the_model_makes_the_same_transitions_as_the_python(model: Model, first: int) -> None:
+    """Spec: R16.2, R16.3. Checks: UPDATE, ALIGN, CONSERVE, COVER, ABORT, RELEASE, STOP, TERM (the link from proof to code)."""
+    worlds = [make_update_world(seed, Core()).run() for seed in range(first, first + AT_ONCE)]
+    assert (difference := find_difference(model, worlds)) is None, difference
+    reached = sum((world.reached for world in worlds), Counter[str]())
+    assert min(reached["a round without a step"], reached["a step of an update"], reached["complete"]) >= AT_ONCE // 4
 
 
 @pytest.mark.deep

@@ -33,7 +33,7 @@ from odb_ref.core.events import Agreed, Counted, Event, Reported, Urged
 from odb_ref.core.exchange import Answer
 from odb_ref.core.machine import transition
 from odb_ref.core.offer import NONE, Offer, reduce_offers
-from odb_ref.core.rounds import Transition, compute_round_target
+from odb_ref.core.rounds import Transition, compute_round_target, is_closing
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode
 from tests.proofs.conftest import PROOFS, Model
@@ -81,6 +81,8 @@ WORLDS = {
     "losses": Bounds(lengths=((1, 1), (1,)), budget_tokens=1, losses=1, failures=1),
     "lost loader": Bounds(lengths=((1, 1), (1,)), budget_tokens=1, lost_loaders=1, stops=1),
     "odd": Bounds(lengths=((1, 1), (1,)), odd_rank=1, failures=1),
+    "updates": Bounds(lengths=((1, 3, 2, 1), (2, 1, 1)), update_samples=3, failures=1, stops=1),
+    "updates of one": Bounds(lengths=((1, 3), (2,)), update_samples=2, losses=1, is_single_reads=True),
     "everything": Bounds(
         lengths=((1, 4, 2), (2, 1)),
         limits=(3,),
@@ -301,7 +303,9 @@ def show_target(config: Config, agreement: Offer) -> str:
     """Returns the target of an agreement that plans steps."""
     is_bad = agreement.failed_rank != NONE or agreement.fingerprint_min != agreement.fingerprint_max
     is_plain = not is_bad and agreement.stop_rank == NONE and agreement.ready_min
-    return str(compute_round_target(config, agreement)) if is_plain else "-"
+    if not is_plain:
+        return "-"
+    return "closes" if is_closing(config, agreement) else str(compute_round_target(config, agreement))
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odb_ref.core.batching.shards import compute_shares
-from odb_ref.core.batching.updates import KEPT_SHARE, compute_portion
+from odb_ref.core.batching.updates import compute_portion
 from tests.proofs.conftest import UNSHRUNK, Model
 from tests.proofs.wire import write_integers
 
@@ -48,19 +48,21 @@ def deal_update(loads: list[list[int]], begin: int, end: int) -> list[tuple[int,
     st.integers(1, 5).flatmap(
         lambda ranks: st.lists(st.lists(st.integers(0, 99), min_size=ranks, max_size=ranks), min_size=1, max_size=6)
     ),
-    st.integers(0, 50),
-    st.integers(0, 80),
+    st.integers(0, 4),
+    st.integers(1, 80),
+    st.integers(0, 300),
 )
 def test_the_model_deals_an_update_as_the_python_does(
-    model: Model, loads: list[list[int]], begin: int, size: int
+    model: Model, loads: list[list[int]], update: int, size: int, total: int
 ) -> None:
     """Spec: R16.4. Checks: UPDATE, DEAL (the link from proof to code)."""
     told = " ".join(write_integers(load) for load in loads)
-    portions = [f"{drawn} [{' '.join(map(str, counts))}]" for drawn, counts in deal_update(loads, begin, begin + size)]
-    assert model(f"portions {KEPT_SHARE} {begin} {begin + size} {len(loads)} {told}") == portions
+    begin, end = min(total, update * size), min(total, (update + 1) * size)
+    portions = [f"{drawn} [{' '.join(map(str, counts))}]" for drawn, counts in deal_update(loads, begin, end)]
+    assert model(f"portions {size} {total} {update} {len(loads)} {told}") == portions
 
 
 def test_a_portion_by_other_loads_is_noticed(model: Model) -> None:
     """The comparison can fail: the heavier rank draws less of the rest."""
-    assert model("portions 3 0 8 2 2 0 0 2 30 10") == ["0 [3 3]", "6 [0 2]"]
-    assert model("portions 3 0 8 2 2 0 0 2 10 30") == ["0 [3 3]", "6 [2 0]"]
+    assert model("portions 8 8 0 2 2 0 0 2 30 10") == ["0 [3 3]", "6 [0 2]"]
+    assert model("portions 8 8 0 2 2 0 0 2 10 30") == ["0 [3 3]", "6 [2 0]"]

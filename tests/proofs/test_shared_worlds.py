@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +17,8 @@ from odb_ref.core.batching.shards import Draw
 from odb_ref.core.effects import Effect, Post, PostCounts, Read
 from odb_ref.core.errors import PeerError, UsageError
 from odb_ref.core.events import Counted, Event, SamplesRead
-from odb_ref.core.state import State
+from odb_ref.core.state import Phase, State
+from odb_ref.core.types import Mode
 from tests.mutants.loader import Mutant, load
 from tests.proofs.conftest import Model
 from tests.proofs.wire import show_list, show_state, write_config, write_event, write_integers
@@ -40,10 +42,13 @@ LEAST = {
 class SharedWorld(World):
     """Ranks that draw their input from one order. No peer is lost, because the model has no losses with drawing ranks."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, update_samples: int | None = None) -> None:
         self.order = [sample for rank in world.ranks for sample in rank.source]
         self.places: dict[int, list[int]] = {}
-        configs = [replace(rank.config, shared_samples=len(self.order)) for rank in world.ranks]
+        updates = {} if update_samples is None else {
+            "update_samples": update_samples, "mode": Mode.JOIN, "quota_samples": None, "padding_share": update_samples,
+        }  # fmt: skip
+        configs = [replace(rank.config, shared_samples=len(self.order), **updates) for rank in world.ranks]
         rates: Rates = replace(world.rates, lose=0.0, full=0.0)
         super().__init__(configs, [()] * len(configs), rates, world.rng, world.core)
         for index, rank in enumerate(self.ranks):
@@ -87,6 +92,8 @@ class SharedWorld(World):
         self._reach("packed", config.layout is Layout.PACKED)
         self._reach("a draw after the first", draw is not before and draw.count > 0)
         self._reach("nothing is drawn", draw is not before and not draw.count)
+        is_waiting = rank.state.phase is Phase.COUNT and not rank.state.aligned
+        self._reach("samples wait for their update", is_waiting and bool(rank.state.window))
 
     def _read(self, index: int, state: State) -> SamplesRead:
         """Returns a part of what was drawn."""
@@ -95,8 +102,14 @@ class SharedWorld(World):
         return SamplesRead(read, is_ended=False)
 
 
-def run_shared_world(seed: int, core: Core | None = None, layouts: type[Layout] = Layout) -> SharedWorld:
-    return SharedWorld(make_world(seed, core or Core(), layouts)).run()
+def run_shared_world(
+    seed: int, core: Core | None = None, layouts: type[Layout] = Layout, *, is_update: bool = False
+) -> SharedWorld:
+    """Runs the world of a seed whose ranks share an order, also in updates of one to five portions."""
+    world = make_world(seed, core or Core(), layouts)
+    ranks = len(world.ranks)
+    update_samples = random.Random(f"{seed}: updates").choice((1, 2, 3, 10, 30, 90)) * ranks + seed % ranks
+    return SharedWorld(world, update_samples if is_update else None).run()
 
 
 def find_shared_difference(model: Model, worlds: Sequence[SharedWorld]) -> str | None:
@@ -105,7 +118,8 @@ def find_shared_difference(model: Model, worlds: Sequence[SharedWorld]) -> str |
     for world in worlds:
         for rank in world.ranks:
             config = rank.config
-            head = f"shared {config.world_size} {config.shared_samples} {int(config.layout is Layout.PACKED)}"
+            update, is_packed = config.update_samples or 0, int(config.layout is Layout.PACKED)
+            head = f"shared {config.world_size} {config.shared_samples} {update} {is_packed}"
             asked.append(f"{head} {write_config(config, rank.budgets)} {len(rank.events)} {' '.join(rank.events)}")
             expected += rank.lines
     said = model(" ".join(asked))
@@ -121,6 +135,17 @@ def test_ranks_that_draw_make_the_same_transitions_as_the_model(model: Model, fi
     """Spec: R14.2, R14.3, R14.4, R14.5. Checks: DEAL, ALIGN, CONSERVE, ABORT, STOP, QUOTA (the link from proof to code)."""
     worlds = [run_shared_world(seed) for seed in range(first, first + AT_ONCE)]
     assert (difference := find_shared_difference(model, worlds)) is None, difference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, WORLDS, AT_ONCE))
+def test_in_updates_ranks_that_draw_make_the_same_transitions_as_the_model(model: Model, first: int) -> None:
+    """Spec: R16.3, R16.4. Checks: UPDATE, DEAL, ALIGN, CONSERVE, ABORT, STOP (the link from proof to code)."""
+    worlds = [run_shared_world(seed, is_update=True) for seed in range(first, first + AT_ONCE)]
+    assert (difference := find_shared_difference(model, worlds)) is None, difference
+    reached = sum((world.reached for world in worlds), Counter[str]())
+    cases = ("a draw after the first", "nothing is drawn", "samples wait for their update", "complete")
+    assert all(reached[case] >= AT_ONCE // 8 for case in cases), reached
 
 
 @pytest.mark.deep

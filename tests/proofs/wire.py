@@ -115,6 +115,10 @@ def write_config(config: Config, budgets: Budgets = (NONE, NONE), *, is_bounded:
         config.depth_steps,
         int(is_bounded),
         *map(_option, budgets),
+        config.world_size,
+        config.update_samples or 0,
+        0 if config.shared_samples is None else config.update_rounds,
+        1 if config.update_samples is None else config.padding_share,
     )
 
 

@@ -138,6 +138,7 @@ class World:
             self.ranks.append(Rank(config, budgets, make_samples(shard, len(config.limits)), state))
             self._reach("begins under a budget of its own", budgets[0] != NONE)
             self.ranks[-1].lines.append(show_state(state, effects, self.prints))
+            self.ranks[-1].waiting = next((effect for effect in effects if isinstance(effect, Post)), None)
         self._reach("more than 16 ranks", len(configs) > 16)
 
     def _draw_budget(self, config: Config) -> int:
@@ -181,6 +182,8 @@ class World:
         reach("report with steps released", after.phase is Phase.REPORT and bool(after.released))
         if before.phase is Phase.OFFER and after.phase is Phase.COUNT:
             self._note_alignment(rank, before)
+            reach("a round without a step", not after.aligned)
+            reach("a step of an update", bool(after.aligned) and config.update_samples is not None)
         if isinstance(event, Counted) and before.phase is Phase.COUNT:
             quota = config.quota_samples
             cut = len(after.plan) < len(before.aligned)
@@ -414,6 +417,25 @@ def make_world(seed: int, core: Core, layouts: type[Layout] = Layout) -> World:
     world = World(configs, shards, rates, rng, core)
     world._reach("no fault at all", rates.stop + rates.fail + rates.lose + rates.illegal == 0)
     return world
+
+
+class UpdateWorld(World):
+    """The ranks of another world, in updates. No window is full in bytes: an update is read whole."""
+
+    def __init__(self, world: World, update_samples: int) -> None:
+        configs = [
+            replace(rank.config, update_samples=update_samples, quota_samples=None, padding_share=update_samples)
+            for rank in world.ranks
+        ]
+        shards = [[sample.length for sample in rank.source] for rank in world.ranks]
+        super().__init__(configs, shards, replace(world.rates, full=0.0), world.rng, world.core)
+
+
+def make_update_world(seed: int, core: Core, layouts: type[Layout] = Layout) -> UpdateWorld:
+    """Makes the world of a seed in updates, of a few samples on each rank or of many."""
+    world = make_world(seed, core, layouts)
+    per_rank = random.Random(f"{seed}: updates").choice((1, 2, 3, 8, 20))
+    return UpdateWorld(world, per_rank * len(world.ranks) + seed % len(world.ranks))
 
 
 def make_long_world(seed: int, samples: int) -> World:
