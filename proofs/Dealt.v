@@ -125,9 +125,6 @@ Qed.
 
 Definition holds_what_it_drew (r : nat) (u : state) : Prop := (is_lost u = false -> in_place (begins r) (own r) u) /\ laid (begins r) (own r) u /\ begins r (round u) <= read u.
 
-Lemma drawing_leaves_what_is_held : forall r u k la, holds_what_it_drew r u -> holds_what_it_drew r (draws k la u).
-Proof. intros r u k la [P [[L1 L2] Rd]]. split; [intros L; destruct (P L); constructor; assumption|]. split; [constructor; assumption|exact Rd]. Qed.
-
 (** What a rank reads lies after the rounds that are over, and before the end of what it has drawn. *)
 Lemma own_event_holds : forall r c d u e t, r < W -> (forall y, e <> Got y) -> transition c r d u e = Some t -> holds_what_it_drew r u ->
   (forall y, In y (reads e) -> begins r (round u) <= pos y /\ (is_lost u = false -> begins r (coming u) <= pos y < begins r (S (coming u)))) -> holds_what_it_drew r t.
@@ -328,8 +325,8 @@ Proof.
   destruct (Nat.le_gt_cases total (S q * n)) as [O|O]; [right|left].
   { unfold far_of. rewrite dealt_out_size, Eu. change (place (S next) = total). rewrite F2, Eq. unfold Shards.first_of. apply Nat.min_l, O. }
   destruct (a_first_portion_by_load_feeds_every_rank W n p total (some_rank _ _ ok) rounds loads one_each (q * p) r Hn C (Nat.mod_mul q p ltac:(lia)) H) as [D|D]; [|rewrite Nat.div_mul in D by lia; lia].
-  destruct (Nat.eq_dec next (S (q * p))) as [N|N].
-  { unfold share_of, deal. rewrite Eu, N. lia. }
+  destruct (Nat.eq_dec next (S (q * p))) as [Nx|Nx].
+  { unfold share_of, deal. rewrite Eu, Nx. lia. }
   enough (window u <> []) by (destruct (window u); [contradiction|simpl; lia]).
   assert (Ln : S (S (q * p)) <= next) by (unfold last_of in E; lia).
   pose proof (begin_of_rises (fun k => length (part k (place k) r)) _ _ Ln) as Ri. cbn [begin_of] in Ri.

@@ -10,7 +10,7 @@ Definition feeds (W total : nat) (cfg : nat -> config) (depth : nat -> nat) (ord
   at_phase u = COUNT -> ended u = false -> nth_error (told s) (got (base s) r) = Some (Some ws) -> has_steps (cfg r) next = true ->
   1 <= length (window u) + length (share_of deal s r next ws) \/ far_of W deal s r next ws = total.
 
-(** So it is if whoever wants a sample is dealt one, unless all that is left is dealt, and a rank that holds none wants one. *)
+(** So it is if a rank that wants a sample is dealt one, unless all that is left is dealt, and a rank that holds none wants one. *)
 Theorem ranks_that_want_are_fed : forall W total cfg depth order deal wish, setting_ok W cfg ->
   (forall k ws d, exists n, n <= total - d /\ Permutation (dealt_out W deal k ws d) (seq d n)) ->
   (forall k ws d r, r < W -> 1 <= ws r -> 1 <= length (deal k ws d r) \/ total <= d + length (dealt_out W deal k ws d)) ->

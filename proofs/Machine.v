@@ -188,7 +188,7 @@ Inductive decision := Closes | Makes (steps : nat).
 
 Definition is_closing (c : config) (a : offer) : bool := (o_samples_max a =? 0) || (c_is_quota c && (o_samples_min a =? 0)).
 
-(** Of an update no sample is carried into the next, so each group becomes a step. *)
+(** No sample of an update is carried into the next, so each group becomes a step. *)
 Definition count_steps (c : config) (a : offer) : nat :=
   if is_some (c_updates c) then if has_steps c (o_round_min a) then Nat.max (c_rule c a) (o_groups_max a) else 0
   else if c_is_quota c then Nat.min (c_rule c a) (o_samples_min a) else c_rule c a.

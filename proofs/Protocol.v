@@ -319,8 +319,8 @@ Proof.
   destruct (got_current W cfg depth input s i _ I H M) as [_ [_ [Wh [ms [El _]]]]]. pose proof (g_core _ _ _ _ _ I i H) as K.
   pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. rewrite Ph in Kk.
   rewrite (good_agreement W cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ _ i (log_entry W cfg depth input s _ _ I El) B H) in Tg, Hs.
-  unfold h_step in Wh. rewrite Kk, B, Sr, Tg in Wh. pose proof (n_count _ _ _ S n) as N. rewrite Wh in N. cbn [h_kind h_round] in N.
-  rewrite <- (k_round _ _ _ _ _ _ K), Hs in N. destruct (N eq_refl) as [_ [[_ F]|[L _]]]; [discriminate|exact L].
+  unfold h_step in Wh. rewrite Kk, B, Sr, Tg in Wh. pose proof (n_count _ _ _ S n) as Nc. rewrite Wh in Nc. cbn [h_kind h_round] in Nc.
+  rewrite <- (k_round _ _ _ _ _ _ K), Hs in Nc. destruct (Nc eq_refl) as [_ [[_ F]|[L _]]]; [discriminate|exact L].
 Qed.
 
 (** QUOTA: in quota mode, without updates, no step is idle on any rank. *)

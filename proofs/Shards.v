@@ -346,7 +346,7 @@ Proof.
   assert (Up : forall u, first_of u <= first_of (S u)) by (intros u; unfold first_of; simpl; lia).
   assert (Step : forall k, first_of (k / p) <= place k <= first_of (S (k / p)) -> place k <= place (S k) <= first_of (S (k / p)) /\ (S k mod p = 0 -> place (S k) = first_of (S (k / p)))).
   { intros k B. cbn [place]. unfold portion_of. destruct (Nat.eqb_spec (k mod p) 0) as [Z|Z].
-    - split; [lia|]. intros S0. destruct (next_round k) as [[_ [N _]]|[N _]]; lia.
+    - split; [lia|]. intros S0. destruct (next_round k) as [[_ [Nz _]]|[Nz _]]; lia.
     - destruct (Nat.eqb_spec (S k mod p) 0); split; lia. }
   intros k. assert (B : first_of (k / p) <= place k <= first_of (S (k / p)) /\ (k mod p = 0 -> place k = first_of (k / p))).
   { induction k as [|k [IH _]]; [rewrite Nat.div_0_l by lia; cbn [place]; pose proof (Up 0); unfold first_of in *; simpl in *; lia|].
@@ -359,7 +359,7 @@ Qed.
 Variable loads : nat -> list nat.
 Hypothesis one_each : forall k, length (loads k) = W.
 
-(** UPDATE, DEAL: whatever the ranks hold, together they draw the next places, as many as the portion has. *)
+(** UPDATE, DEAL: whatever the ranks hold, together they draw the next places, and the portion gives their number. *)
 Theorem portions_by_load_are_the_next_places : forall k d, Permutation (concat (map (by_load loads k d) (ranks W))) (seq d (portion_of k d)) /\ portion_of k d <= total - d.
 Proof.
   intros k d. split; [|unfold portion_of, first_of; destruct (_ =? 0); lia].
@@ -372,7 +372,7 @@ Theorem a_first_portion_by_load_feeds_every_rank : forall k i, W <= n -> p = 2 \
   1 <= length (by_load loads (S k) (place (S k)) i) \/ total <= S (k / p) * n.
 Proof.
   intros k i Hn C Z Hi. destruct (Nat.le_gt_cases total (S (k / p) * n)) as [L|L]; [right; exact L|left].
-  destruct (next_round k) as [[_ [N _]]|[N1 [N2 N3]]]; [lia|]. destruct (an_update_is_drawn_in_its_rounds k) as [_ [B _]]. specialize (B Z).
+  destruct (next_round k) as [[_ [Nz _]]|[N1 [N2 N3]]]; [lia|]. destruct (an_update_is_drawn_in_its_rounds k) as [_ [B _]]. specialize (B Z).
   assert (E : place (S k) = first_of (k / p)) by (cbn [place]; unfold portion_of; rewrite Z; simpl; lia).
   unfold by_load, draw. rewrite seq_length, N3, E, Nat.sub_diag. apply a_first_portion_feeds_all; rewrite one_each; [exact Hi|].
   unfold portion_of. rewrite N2, Z, N3. change (1 =? 0) with false. cbv iota zeta. unfold first_of. rewrite !Nat.min_r by (simpl in *; lia).

@@ -49,8 +49,6 @@ class Sources:
     properties: dict[str, tuple[str, ...]] = field(default_factory=dict)
     unproved: dict[str, str] = field(default_factory=dict)
     """What each property's proof leaves out, according to ``Not proved:`` in its section."""
-    starred: frozenset[str] = frozenset()
-    """The properties of which rounds without a step are not proved."""
     invariants: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     non_properties: tuple[str, ...] = ()
     code: list[Claim] = field(default_factory=list)
@@ -122,7 +120,6 @@ def read_sources() -> Sources:
         sources.properties[name] = tuple(sorted(set(ids), key=_order))
         if missing := re.search(r"^Not proved: (.*?)\.$", section, re.MULTILINE | re.DOTALL):
             sources.unproved[name] = " ".join(missing[1].split())
-    sources.starred = frozenset(re.findall(_NAME, text.split("A star says")[1].split("\n\n")[0]))
     sources.non_properties = tuple(re.findall(r"^\| (NP\d+) \|", text, re.MULTILINE))
     for package in ("odb_ref", "simulator"):
         sources.code += _read_claims(ROOT / package)
@@ -180,7 +177,7 @@ def compute_rung(sources: Sources, name: str) -> str:
     """Returns how well a property is established, according to the existing evidence."""
     rungs = []
     if sources.theorems[name]:
-        rungs.append(f"proved{'*' * (name in sources.starred)}{' in part' * (name in sources.unproved)}")
+        rungs.append(f"proved{' in part' * (name in sources.unproved)}")
     tools = ["TLC"] if sources.models[name] else []
     claims = [claim for claim in sources.tests if _is_evidence(claim, name) and _is_test(claim)]
     tools += ["explore"] if any(map(_is_exploration, claims)) else []

@@ -474,9 +474,10 @@ class World:
         """
         before = -1
         while all(self.step() for _ in range(PATIENCE * len(self.nodes))):
-            now = sum(len(node.taken) + node.machine.state.read_samples for node in self.nodes)
+            drawn = sum(len(node.drawn) for node in self.nodes)  # samples that are set aside are drawn, and not read
+            now = drawn + sum(len(node.taken) + node.machine.state.read_samples for node in self.nodes)
             if now == before:
-                raise AssertionError(f"TERM: no rank reads or takes anything in {PATIENCE} events each")
+                raise AssertionError(f"TERM: no rank draws, reads or takes anything in {PATIENCE} events each")
             before = now
         return self
 
