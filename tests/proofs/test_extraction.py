@@ -13,6 +13,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.driver import Core
 
 from odb_ref.core.batching.alignment import align
@@ -24,7 +25,7 @@ from odb_ref.core.batching.rules import RULES
 from odb_ref.core.offer import NONE, Offer, combine
 from tests.helpers.effort import few
 from tests.mutants.deep import DEEP
-from tests.mutants.loader import load
+from tests.mutants.loader import Mutant, load
 from tests.proofs.conftest import UNSHRUNK, Model
 from tests.proofs.smallest import LIMIT_S, describe, explain, find_differences, find_smallest
 from tests.proofs.wire import (
@@ -172,6 +173,20 @@ def test_the_model_combines_offers_and_applies_rules_as_the_python_does(
     assert model(" ".join(asked)) == expected
 
 
+OF_UPDATES = [
+    Mutant(name=n, module="rounds", old=old, new=new, property="UPDATE", bounds=Bounds(lengths=((1,),)))
+    for n, old, new in (
+        ("a rank waits for its consumer with nothing to release", " or not state.plan)", ")"),
+        ("every round forms groups", "if config.has_steps(state.round) else ()", "if True else ()"),
+        ("what is due goes first", "if config.update_samples is not None:\n        return 0\n    mark", "mark"),
+        ("all may be padding", "most_padding=padding", "most_padding=None"),
+        (
+            "a rank keeps a group back",
+            "is_all = state.is_ended or config.update_samples is not None",
+            "is_all = state.is_ended",
+        ),
+    )
+]
 WORLDS = 600
 UPDATE_WORLDS = 240
 AT_ONCE = 40
@@ -194,6 +209,15 @@ def test_in_updates_the_model_makes_the_same_transitions_as_the_python(model: Mo
     assert (difference := find_difference(model, worlds)) is None, difference
     reached = sum((world.reached for world in worlds), Counter[str]())
     assert min(reached["a round without a step"], reached["a step of an update"], reached["complete"]) >= AT_ONCE // 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", OF_UPDATES, ids=lambda mutant: mutant.name)
+def test_an_update_that_is_formed_otherwise_is_noticed(model: Model, mutant: Mutant) -> None:
+    with load(mutant, has_invariants=False) as (core, bounds):
+        layouts = type(bounds.layout)
+        runs = ([make_update_world(seed, core, layouts).run()] for seed in range(UPDATE_WORLDS))
+        assert any(find_difference(model, worlds) for worlds in runs), "survives"
 
 
 @pytest.mark.deep

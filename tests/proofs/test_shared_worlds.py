@@ -156,24 +156,46 @@ def test_random_worlds_of_shared_shards_reach_what_they_must() -> None:
     assert not missed, f"met in too few of {WORLDS} worlds, (found, least): {missed}"
 
 
-MUTANTS = [
-    Mutant(name=name, module="rounds", old=old, new=new, property="DEAL", bounds=Bounds(lengths=((1,),)))
-    for name, old, new in (
-        ("asks in the round before", "compute_shared_window(round_, state", "compute_shared_window(round_ - 1, state"),
-        ("the carried are not counted", "carried_tokens=carried_tokens)", "carried_tokens=0)"),
-        ("the end is one place early", "draw.end == config.shared_samples", "draw.end >= config.shared_samples - 1"),
-    )
-]
+def make_mutants(*slips: tuple[str, str, str, str]) -> list[Mutant]:
+    """Makes a mutant of each name, module, and text with another in its place."""
+    bounds = Bounds(lengths=((1,),))
+    return [Mutant(name=n, module=m, old=old, new=new, property="DEAL", bounds=bounds) for n, m, old, new in slips]
+
+
+MUTANTS = make_mutants(
+    (
+        "asks in the round before",
+        "rounds",
+        "compute_shared_window(round_, state",
+        "compute_shared_window(round_ - 1, state",
+    ),
+    ("the carried are not counted", "rounds", "carried_tokens=carried_tokens)", "carried_tokens=0)"),
+    (
+        "the end is one place early",
+        "rounds",
+        "draw.end == config.shared_samples",
+        "draw.end >= config.shared_samples - 1",
+    ),
+)
+UPDATE_MUTANTS = make_mutants(
+    (
+        "the first round draws",
+        "rounds",
+        "state.round % config.update_rounds == 0",
+        "state.round % config.update_rounds < 0",
+    ),
+    ("a portion keeps a half", "batching.updates", "KEPT_SHARE: Final = 3", "KEPT_SHARE: Final = 2"),
+    ("what is held is not told", "rounds", "return 0, carried_tokens", "return 0, 0"),
+    ("a rank without a sample is dry", "rounds", "held = max(1, held)", "held = max(0, held)"),
+    ("what is read is lost in a round without a step", "rounds", "return (), state.window", "return (), ()"),
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", MUTANTS + UPDATE_MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_rank_that_draws_otherwise_is_noticed(model: Model, mutant: Mutant) -> None:
+    is_update = mutant in UPDATE_MUTANTS
     with load(mutant, has_invariants=False) as (core, bounds):
         layouts = type(bounds.layout)
-        assert any(
-            find_shared_difference(
-                model, [run_shared_world(seed, core, layouts) for seed in range(first, first + AT_ONCE)]
-            )
-            for first in range(0, WORLDS, AT_ONCE)
-        ), "survives"
+        runs = ([run_shared_world(seed, core, layouts, is_update=is_update)] for seed in range(WORLDS))
+        assert any(find_shared_difference(model, worlds) for worlds in runs), "survives"
