@@ -129,10 +129,14 @@ Proof.
     exact (Count r cs t Hr eq_refl Bg Ph Pe Ex E).
 Qed.
 
+(** Something goes on by itself, though these processes are gone: what the processes that live do, and no step that never ends. *)
+Definition shared_job_goes_on (gone : nat -> bool) (s : shared_sys) : Prop :=
+  goes_on (fun l => by_itself W (base s) l /\ lives W gone (base s) l /\ match l with LTrained r => ~ never_ends W gone (base s) r | _ => True end) s.
+
 (** FREE, whatever processes are gone: something goes on, possibly a driver that tells its rank of a loss, or the loader of every live
     process is done or delivers to a trainer inside a step that never ends. *)
 Theorem with_shared_shards_every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends : forall gone s, shared_reachable s ->
-  goes_on (fun l => by_itself W (base s) l /\ lives W gone (base s) l /\ match l with LTrained r => ~ never_ends W gone (base s) r | _ => True end) s \/
+  shared_job_goes_on gone s \/
   (exists r, is_to_be_told W gone (base s) r) \/
   forall r, r < W -> gone r = false -> at_phase (rank_of (base s) r) = DONE \/ (at_phase (rank_of (base s) r) = DRAIN /\ running (base s) r = true /\ never_ends W gone (base s) r).
 Proof.

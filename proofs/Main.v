@@ -266,8 +266,9 @@ Qed.
 (** The same if ranks share the order and each update is dealt by load, in portions, one to a round: an update takes p rounds, of which the
     first draws nothing and the last makes its steps. [loads k] are the tokens that the ranks are told they hold before round k, whatever
     they are. In update u a rank plans only what it draws of update u. Once it is past the update, it has planned all of that. Once all
-    ranks are, they have planned each place of the update once. Step j is the same step on all ranks. If an update has a sample for each
-    rank, or three for several portions, FREE holds too: what the job waits for always comes. *)
+    ranks are, they have planned each place of the update once. Step j is the same step on all ranks. And FREE, if an update has a sample for
+    each rank, and three if there are several portions: whatever processes are gone, either something goes on, or a driver can tell its rank
+    of a loss, or the loader of every process that lives is done or delivers to a trainer inside a step that never ends. *)
 Theorem UPDATE_DEALT : forall W n p total cfg depth order loads wish, 1 <= W -> 2 <= p -> 1 <= total -> ships_updates (in_portions p) cfg ->
   (forall k, length (loads k) = W) ->
   let deal := fun k _ => by_load n p total loads k in
@@ -279,7 +280,10 @@ Theorem UPDATE_DEALT : forall W n p total cfg depth order loads wish, 1 <= W -> 
       Permutation (concat (map (dealt_places p s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n))) /\
     (forall r q j x y, r < W -> q < W -> nth_error (steps_of (rank_of (base s) r)) j = Some x -> nth_error (steps_of (rank_of (base s) q)) j = Some y ->
       s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y)) /\
-  (W <= n -> p = 2 \/ 3 * W <= n -> feeds W total cfg depth order deal wish).
+  (W <= n -> p = 2 \/ 3 * W <= n -> (forall r, r < W -> 1 <= depth r) -> forall gone s, shared_reachable W total cfg depth order deal wish s ->
+    shared_job_goes_on W total cfg depth order deal wish gone s \/ (exists r, is_to_be_told W gone (base s) r) \/
+    forall r, r < W -> gone r = false ->
+      at_phase (rank_of (base s) r) = DONE \/ at_phase (rank_of (base s) r) = DRAIN /\ running (base s) r = true /\ never_ends W gone (base s) r).
 Proof.
   intros W n p total cfg depth order loads wish Hw Hp Ht Sp Le deal.
   destruct (what_ships_meets_every_assumption_of_updates W (fun _ _ => 1) p cfg Hw ltac:(lia) ltac:(auto) Sp) as [Ok [Jm [Su [_ Up]]]].
@@ -288,7 +292,9 @@ Proof.
   - intros r u. exact (a_rank_past_an_update_trains_on_what_it_drew_of_it W total n p cfg depth order loads wish Ok Hp In_ Ht Le Jm Su s r u R).
   - intros u. exact (a_dealt_update_holds_exactly_what_lies_at_its_places W total n p cfg depth order loads wish Ok Hp In_ Ht Le Jm Su s u R).
   - intros r q j x y. apply (with_shared_shards_rounds_are_aligned W total cfg depth order _ wish Ok (deal_next W total n p cfg loads Ok Hp Le) (deal_first W total n p cfg loads Hp In_ Ht) s r q j x y R).
-  - exact (a_rank_has_drawn_some_of_an_update W total n p cfg depth order loads wish Ok Hp In_ Ht Le Jm Su).
+  - intros Hn C D gone s R.
+    exact (with_shared_shards_every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends W total cfg depth order _ wish Ok D (deal_next W total n p cfg loads Ok Hp Le)
+      (deal_first W total n p cfg loads Hp In_ Ht) (a_rank_has_drawn_some_of_an_update W total n p cfg depth order loads wish Ok Hp In_ Ht Le Jm Su Hn C) gone s R).
 Qed.
 
 (** REPLAY also holds if a job is loaded from what its ranks saved, any number of times. If the number of ranks changes, what was trained
