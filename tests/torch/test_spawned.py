@@ -84,6 +84,37 @@ def test_what_cannot_be_compared_is_sent_anew() -> None:
     assert data.count.value == 24
 
 
+class Unwelcome(Where):
+    """Cannot be rebuilt in processes whose name begins with one of these."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names = names
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        if multiprocessing.current_process().name.startswith(self.names):
+            raise RuntimeError("not here")
+
+    def __call__(self, samples: list[Any]) -> list[Any]:
+        return samples
+
+
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.deep), "forkserver"])
+@pytest.mark.parametrize("name", ["odb-loader", "Process", "odb-collate"])
+def test_what_cannot_be_rebuilt_in_another_process_is_told(name: str, method: str) -> None:
+    """It was taken for a missing guard. With more than a pipe holds behind it, the rank waited for ever."""
+    data: Any = Unwelcome("nowhere" if name == "odb-collate" else name)
+    collate: Any = Unwelcome("odb-collate")
+    collate.ballast = b"0" * 1_000_000
+    options: dict[str, Any] = {"token_budget": 12, "collate_fn": collate, "num_workers": 1}
+    with (
+        ODBDataLoader(data, **nested(multiprocessing_context=method, **options)) as loader,
+        pytest.raises(JobError, match="RuntimeError: not here"),
+    ):
+        list(loader)
+
+
 class Fatal(Where):
     """Ends the process to which it is sent, like a main script without a guard."""
 
