@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
-from odb_ref.torch import JobError, ODBDataLoader
+from odb_ref import compat
+from odb_ref.torch import JobError, ODBDataLoader, apply
 from tests.helpers.options import nested
 
 
@@ -55,6 +57,26 @@ def test_processes_stay_for_the_next_epoch_while_nothing_has_changed() -> None:
         assert not stayed.is_alive()
     assert epochs[0] == epochs[1]
     assert [number for number, _ in epochs[0]] == [*range(12)]
+
+
+@pytest.mark.parametrize(("given", "stays"), [({}, True), ({"persistent_workers": False}, False)], ids=str)
+@pytest.mark.parametrize("way", ["apply", "compat.apply", "compat.ODBDataLoader"])
+def test_a_loader_made_from_another_keeps_processes_unless_told_not_to(
+    way: str, given: dict[str, Any], *, stays: bool
+) -> None:
+    """A DataLoader's default of False counted as a choice. It cannot be told from one, unless `apply` itself is told."""
+    data: Any = Where()
+    options: dict[str, Any] = {"collate_fn": get_samples, "num_workers": 1, "multiprocessing_context": "forkserver"}
+    loader: Any
+    if way == "compat.ODBDataLoader":
+        loader = compat.ODBDataLoader(data, token_budget=12, **options, **given)
+    else:
+        loader = DataLoader(data, **options)
+        made = (apply if way == "apply" else compat.apply)(loader, token_budget=12, **given)
+        loader = made if way == "apply" else loader
+    with loader:
+        (first,), (second,) = ({pid for batch in loader for _, pid in batch} for _ in range(2))
+    assert (first == second) is stays
 
 
 class Counted(Where):
