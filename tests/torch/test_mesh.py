@@ -204,6 +204,26 @@ def test_a_resume_goes_on_with_the_same_batches() -> None:
     check_complete(check_peers(run_ranks(4, resume), PAIRS))
 
 
+def resume_with_another_budget(rank: int) -> Any:
+    with make_loader() as loader:
+        before = read(loader, steps=4)
+        states: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(states, loader.state_dict())
+    with make_loader(token_budget=50) as loader:
+        loader.load_state_dict([*states[:2], *states[:2]])
+        with pytest.raises(UsageError, match="the states of all ranks are needed"):
+            iter(loader)
+    with make_loader(token_budget=50) as loader:
+        loader.load_state_dict(states)
+        return before, [batch["numbers"] for batch, info in loader.steps() if not info.is_idle]
+
+
+def test_the_states_of_all_processes_are_those_of_all_ranks() -> None:
+    """Those of peers are equal. They were counted, and refused as incomplete."""
+    found = check_peers(run_ranks(4, resume_with_another_budget), PAIRS)
+    check_complete([[*before, *((False, numbers) for numbers in after)] for before, after in found])
+
+
 def resume_from_another_step(rank: int) -> Any:
     with make_loader() as loader:
         states = []
