@@ -150,7 +150,8 @@ def test_a_sample_that_peers_cannot_read_is_set_aside_by_all_or_an_error_on_all_
     assert len({result.text for result in failed}) == 1
     told = r"failed: .*no such file.*\(on its peer 1 \[rank \1\]\)"
     holds = (
-        r"is configured differently: in round \d its peer 1 \[rank \1\] holds .* tokens.*, its peer 0 \[rank [02]\] "
+        r"does not hold the samples of its peer: in round \d its peer 1 \[rank \1\] holds .* tokens.*, its peer 0 \[rank "
+        r"[02]\] .* but rank [0-3] \(rank [01] of its mesh\) has set aside the sample 30: OSError: no such file"
     )
     for results, said in ((failed, told), *((results, holds) for results in differing)):
         assert {result.error for result in results} == {"JobError"}, results
