@@ -65,7 +65,8 @@ class ODBDataLoader(Generic[Batch]):
         known = {name: value for name, value in dataloader_kwargs.items() if name in _PLAIN}
         if "num_workers" not in known:
             known |= {"num_workers": _WORKERS, "prefetch_factor": _USUAL_PREFETCH} | known
-        own = {name: value for name, value in dataloader_kwargs.items() if name not in _PLAIN}
+        kept = _PLAIN - {"persistent_workers"}  # a False that was passed cannot be told from a DataLoader's default
+        own = {name: value for name, value in dataloader_kwargs.items() if name not in kept}
         plain: DataLoader[object] = DataLoader(dataset, **known)  # type: ignore[arg-type]
         self.begin_with(plain, resolve_config(config=config, **settings), own)
 

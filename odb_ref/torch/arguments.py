@@ -23,6 +23,7 @@ from odb_ref.torch.settings import FORMED
 NUMBERS: Final = (int, float, np.integer, np.floating)
 MOST_SECONDS: Final = 1e9
 """About thirty years; system calls accept no longer timeout."""
+LEAST_SILENCE_S: Final = 1.0
 
 SAMPLES: Final = "samples"
 """The ``len()`` bound that always holds: in each step some rank trains, so an epoch has at most as many steps as samples."""
@@ -42,6 +43,17 @@ def check_seconds(value: object, name: str, *, is_zero_allowed: bool) -> float:
     if value < 0 or (value == 0 and not is_zero_allowed):
         raise UsageError(f"{name} must {'not be negative' if is_zero_allowed else 'be positive'}, got {value}")
     return min(float(value), MOST_SECONDS)
+
+
+def check_silence(value: object) -> float:
+    """Returns the value. Raises: UsageError when it is not a time in which a process is looked at twice."""
+    seconds = check_seconds(value, "timeout_s", is_zero_allowed=False)
+    if seconds < LEAST_SILENCE_S:
+        raise UsageError(
+            f"timeout_s must be at least {LEAST_SILENCE_S:g} s, got {value}: processes give a sign of life every half second, "
+            "so a shorter silence says nothing"
+        )
+    return seconds
 
 
 def check_optional(value: object, name: str, least: int, most: int = MOST) -> int | None:
@@ -139,7 +151,7 @@ def make_loader_options(
         worker_init_fn=worker_init_fn,
         timeout=timeout_s,
         is_pinned=check_flag(pin_memory, "pin_memory") and _can_pin(),
-        silence_s=check_seconds(silence_s, "timeout_s", is_zero_allowed=False),
+        silence_s=check_silence(silence_s),
     )
 
 

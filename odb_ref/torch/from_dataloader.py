@@ -63,8 +63,7 @@ def adopt_options(dataloader: DataLoader[object], options: Mapping[str, object])
         else:
             found["drop_last"] = True
     has_workers = bool(options.get("num_workers", dataloader.num_workers))
-    for name in ADOPTED:
-        value: object = getattr(dataloader, name)
+    for name, value in read_options(dataloader).items():
         # Options for workers are an error without workers.
         if name not in options and value is not None and (has_workers or name not in _OF_WORKERS):
             found[name] = value
@@ -80,6 +79,14 @@ def adopt_options(dataloader: DataLoader[object], options: Mapping[str, object])
             adopted = {key: value for key, value in adopted.items() if key not in ("seed", "generator")}
         found |= adopted
     return found
+
+
+def read_options(dataloader: DataLoader[object]) -> dict[str, object]:
+    """Returns the options to take over. None stands for the default, also of ``persistent_workers``: a DataLoader does not tell
+    whether its False was passed.
+    """
+    options: dict[str, object] = {name: getattr(dataloader, name) for name in ADOPTED}
+    return options | {"persistent_workers": dataloader.persistent_workers or None}
 
 
 def _adopt_order(dataloader: DataLoader[object]) -> dict[str, object]:

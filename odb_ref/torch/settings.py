@@ -101,7 +101,7 @@ class Faults:
         max_bad_samples: How many samples one rank may set aside in an epoch: a number, or a share of its samples (below 1). Any
             share above 0 allows at least ten. Default: 0.01.
         timeout_s: A rank or a loader process without a sign of life for this many seconds is lost. After half that time the
-            logger ``odb_ref`` reports what a slow job is waiting for, and repeats it. Default: 60.
+            logger ``odb_ref`` reports what a slow job is waiting for, and repeats it. At least 1. Default: 60.
     """
 
     on_bad_sample: Literal["fail", "quarantine"] = "fail"

@@ -345,6 +345,13 @@ def test_all_ranks_may_leave_at_the_same_step_and_one_that_leaves_alone_is_named
     check_traced(tmp_path / "later")
 
 
+def test_one_that_leaves_alone_and_begins_again_is_told_of_its_part(tmp_path: Path) -> None:
+    """It was told only that a rank is lost, which had ended because of it."""
+    *others, own = run_ranks(3, leave, {2: 4}, "again", tmp_path / "run.ndjson")
+    check_same(others, 2, "left the loop")
+    assert re.search(r"is lost: .* This process did not finish the epoch before: if it left by itself", own.text), own
+
+
 def interrupt(rank: int, culprits: list[int], num_workers: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with Ctrl-C ignored
     with ODBDataLoader(Numbers(0, 2000), **nested(num_workers=num_workers, **SETTINGS)) as loader:

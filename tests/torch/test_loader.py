@@ -162,6 +162,7 @@ def test_a_bound_for_its_length_may_be_asked_for() -> None:
         ({"sampler": [1], "shuffle": True}, "exclude each other"),
         ({"sampler": iter([1])}, "sampler is an iterator"),
         ({"timeout_s": 0}, "timeout_s"),
+        ({"timeout_s": 0.3}, "timeout_s must be at least 1 s, got 0.3"),  # a slow data set was taken for lost
         ({"shard": "mine"}, "shard"),
         ({"token_budget": "60"}, "token_budget must be an integer, got '60'"),
         ({"token_budget": 60.5}, "token_budget must be an integer"),

@@ -281,7 +281,7 @@ class Wire(Exchange):
     def open(self, submit: Any, describe: Any) -> PeerLost | None:
         return None
 
-    def post(self, post: Any, failure: str = "") -> None:
+    def post(self, post: Any, failure: str = "", note: str = "") -> None:
         self.posts.append(post)
 
 

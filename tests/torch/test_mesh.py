@@ -150,7 +150,8 @@ def test_a_sample_that_peers_cannot_read_is_set_aside_by_all_or_an_error_on_all_
     assert len({result.text for result in failed}) == 1
     told = r"failed: .*no such file.*\(on its peer 1 \[rank \1\]\)"
     holds = (
-        r"is configured differently: in round \d its peer 1 \[rank \1\] holds .* tokens.*, its peer 0 \[rank [02]\] "
+        r"does not hold the samples of its peer: in round \d its peer 1 \[rank \1\] holds .* tokens.*, its peer 0 \[rank "
+        r"[02]\] .* but rank [0-3] \(rank [01] of its mesh\) has set aside the sample 30: OSError: no such file"
     )
     for results, said in ((failed, told), *((results, holds) for results in differing)):
         assert {result.error for result in results} == {"JobError"}, results
@@ -202,6 +203,26 @@ def resume(rank: int) -> Any:
 
 def test_a_resume_goes_on_with_the_same_batches() -> None:
     check_complete(check_peers(run_ranks(4, resume), PAIRS))
+
+
+def resume_with_another_budget(rank: int) -> Any:
+    with make_loader() as loader:
+        before = read(loader, steps=4)
+        states: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(states, loader.state_dict())
+    with make_loader(token_budget=50) as loader:
+        loader.load_state_dict([*states[:2], *states[:2]])
+        with pytest.raises(UsageError, match="the states of all ranks are needed"):
+            iter(loader)
+    with make_loader(token_budget=50) as loader:
+        loader.load_state_dict(states)
+        return before, [batch["numbers"] for batch, info in loader.steps() if not info.is_idle]
+
+
+def test_the_states_of_all_processes_are_those_of_all_ranks() -> None:
+    """Those of peers are equal. They were counted, and refused as incomplete."""
+    found = check_peers(run_ranks(4, resume_with_another_budget), PAIRS)
+    check_complete([[*before, *((False, numbers) for numbers in after)] for before, after in found])
 
 
 def resume_from_another_step(rank: int) -> Any:

@@ -18,7 +18,7 @@ from odb_ref.integrations.hf.data import make_counting_options, take_share
 from odb_ref.integrations.hf.gathering import gather_rows
 from odb_ref.integrations.hf.steps import ODBOptions
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
-from odb_ref.torch.from_dataloader import ADOPTED
+from odb_ref.torch.from_dataloader import read_options
 from odb_ref.torch.gathering import all_reduce, gather_objects
 from odb_ref.torch.settings import arrange, spread
 
@@ -128,7 +128,7 @@ class EvaluatingTrainer(Trainer):  # type: ignore[misc]
 
     def adopt_options(self, prepared: DataLoader[object]) -> dict[str, object]:
         """Returns the options that a loader takes over from the one that the Trainer has made."""
-        options: dict[str, object] = {name: getattr(prepared, name) for name in ADOPTED}
+        options = read_options(prepared)
         options["pin_memory"] = prepared.pin_memory and self.args.device.type != "cpu"
         is_packed = self.odb.loader.get("layout") == "packed"
         is_smoothed = self.label_smoother is not None

@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from odb_ref.core.batching.weighting import Weighting
@@ -33,6 +34,9 @@ asking for a step (A3): the consumer may be waiting for a rank that has left."""
 
 _IN_ROUND: Final = re.compile(r"\bround \d+, rank 0 ")
 """Matches a cause that reports ranks in different rounds."""
+
+_HELD: Final = re.compile(r"in round \d+ its peer ")
+"""Matches a cause that reports peers with different samples."""
 
 _PEER: Final = re.compile(r"\bits peer (\d+)")
 """Finds the process that a cause names, one of those that form the outcome's rank."""
@@ -267,7 +271,9 @@ class Delivery:
         if self.driver.defect is not None:
             raise self.driver.defect
         if not _is_complete(self.driver.state):
-            raise make_error(self.driver.state.outcome, self.driver.exchange.roster) from self.driver.failure
+            exchange, has_left = self.driver.exchange, bool(self.driver.start.follows_break)
+            error = make_error(self.driver.state.outcome, exchange.roster, exchange.notes, has_left=has_left)
+            raise error from self.driver.failure
         if self.driver.state.planned_steps < self.driver.cursor.first_step:
             raise JobError(CHANGED, rank=None, cause=CHANGED)  # all ranks raise this: they count the same steps
         self.is_exhausted = True
@@ -311,8 +317,13 @@ def _is_complete(state: State) -> bool:
     return state.outcome is not None and state.outcome.kind is OutcomeKind.COMPLETE
 
 
-def make_error(outcome: Outcome | None, roster: Roster) -> Exception:
-    """Returns the consumer's error for an epoch that is not complete. It names the rank and the cause."""
+def make_error(
+    outcome: Outcome | None, roster: Roster, notes: Sequence[str] = (), *, has_left: bool = False
+) -> Exception:
+    """Returns the consumer's error for an epoch that is not complete. It names the rank and the cause.
+
+    ``notes`` are the samples that processes have set aside. ``has_left`` says that this rank has not finished the epoch before.
+    """
     if outcome is None:
         return OdbError("the epoch has ended without an outcome")
     found = _PEER.search(outcome.cause) if roster.peers > 1 else None
@@ -333,10 +344,30 @@ def make_error(outcome: Outcome | None, roster: Roster) -> Exception:
             if _IN_ROUND.search(outcome.cause):
                 what = "resumes from another step"
                 cause += ": load states that all ranks saved after the same step"
+            if _HELD.match(outcome.cause) and outcome.rank is not None:
+                what, first = "does not hold the samples of its peer", outcome.rank * roster.peers
+                cause += _describe_aside(
+                    [first + int(number) for number in _PEER.findall(outcome.cause)], roster, notes
+                )
             if cause.startswith("sampler is "):
                 cause += (
                     ": the ranks share one order, so a sampler must list all of it, with the same seed on every rank"
                 )
         case _:
             what = "is lost"
+            if has_left:
+                cause += (
+                    ". This process did not finish the epoch before: if it left by itself, that has ended the others"
+                )
     return JobError(f"{who} {what}: {cause}", rank=outcome.rank, cause=outcome.cause)
+
+
+def _describe_aside(processes: Sequence[int], roster: Roster, notes: Sequence[str]) -> str:
+    """Returns which samples two peers have set aside, if these differ, as the likely reason why they hold different samples."""
+    aside = {process: notes[process] for process in processes} if notes else {}
+    if len(set(aside.values())) < 2:
+        return ""
+    told = [
+        f"{roster.name_process(process)} has set aside the sample {note}" for process, note in aside.items() if note
+    ]
+    return f". Samples that one peer sets aside must be bad on all peers, but {', '.join(told)}"

@@ -343,7 +343,7 @@ class EpochDriver:
                         self.service.collate(tuple(map(self._make_request, steps)))
                     self._tell_collated()
                 case PostOffer() | PostCounts() | PostReport():
-                    self.exchange.post(effect, self.state.failure)
+                    self.exchange.post(effect, self.state.failure, self.quarantine.describe_last())
                 case Deliver():
                     pass
                 case Finish():

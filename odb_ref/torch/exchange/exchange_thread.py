@@ -59,7 +59,9 @@ class Exchange:
         self._missing: int | None = None
         """The first process that had not posted at the last tick."""
         self._failed_s: float | None = None
-        self._failure = ""
+        self._failure = self._note = ""
+        self.notes: tuple[str, ...] = ()
+        """The notes that came with the reports of all processes, once there were reports."""
         self._waits = 0
         """How many threads of the consumer wait for a step."""
         self._crossed_s: float | None = None
@@ -86,10 +88,12 @@ class Exchange:
                 self._thread.start()
             return end
 
-    def post(self, post: Post, failure: str = "") -> None:
-        """Takes part in the next exchange with ``post``. Does not wait. ``failure`` says why this rank has failed, if so."""
+    def post(self, post: Post, failure: str = "", note: str = "") -> None:
+        """Takes part in the next exchange with ``post``. Does not wait. ``failure`` says why this rank has failed, if so.
+        ``note`` goes to all processes with a report.
+        """
         with self._condition:
-            self._post = post
+            self._post, self._note = post, note
             if isinstance(post, PostOffer):
                 has_failed = post.offer.failed_rank != NONE
                 self._is_urgent = self._is_urgent or has_failed or post.offer.stop_rank != NONE
@@ -244,7 +248,8 @@ class Exchange:
             case PostCounts(counts, wanted):
                 answer: Event = self._count(transport, counts, wanted)
             case PostReport(report):
-                answer = Reported(transport.gather(report))
+                answer = Reported(transport.gather(report, self._note))
+                self.notes = transport.notes
             case PostOffer() | None:
                 agreement = self._tick(transport, post)
                 if agreement is None:

@@ -28,7 +28,7 @@ import torch
 
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.collator import CollateTask, Made
-from odb_ref.torch.reading.description import describe
+from odb_ref.torch.reading.description import RebuildReporter, describe
 from odb_ref.torch.reading.serialization import pack
 
 SLOW_S: Final = 0.004
@@ -185,7 +185,10 @@ class CollateWorkers:
         ours, theirs = self._context.Pipe()
         with theirs:
             process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
-                target=_serve, args=(self._make, self._init_fn, theirs), name=NAME, daemon=True
+                target=_serve,
+                args=(RebuildReporter(theirs, _Failure), self._make, self._init_fn, theirs),
+                name=NAME,
+                daemon=True,
             )
             process.start()
         self.processes += (process,)
@@ -216,7 +219,12 @@ class CollateWorkers:
 Link: TypeAlias = "Connection[Made | _Failure, bytes]"
 
 
-def _serve(make: Callable[[CollateTask], Made], init_fn: Callable[[], None] | None, link: Link) -> None:
+def _serve(
+    _: RebuildReporter[Made | _Failure, bytes],
+    make: Callable[[CollateTask], Made],
+    init_fn: Callable[[], None] | None,
+    link: Link,
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process to handle
     torch.set_num_threads(1)
     if init_fn is not None:

@@ -1,10 +1,17 @@
-"""Describes exceptions in one line."""
+"""Describes exceptions in one line, and reports those that end a new process before it runs."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Final
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Final, Generic, TypeVar
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 
 _SAMPLE: Final = "the sample is "
 
@@ -31,3 +38,26 @@ def describe(error: BaseException) -> str:
     else:
         found = f"{name}: {lines[0]}" if lines else name
     return found[:500] + "".join(f" ({note})" for note in notes[-1:])
+
+
+class RebuildReporter(Generic[Sent, Received]):
+    """Sends the exception that ends a new process before it runs, as ``make(cause, traceback)``.
+
+    It must come first in what the process is sent: on arrival it becomes the process's ``sys.excepthook``.
+    """
+
+    def __init__(self, pipe: Connection[Sent, Received], make: Callable[[str, str], Sent]) -> None:
+        self.pipe = pipe
+        self._make = make
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__ |= state
+        sys.excepthook = self._report
+
+    def _report(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        cause = (
+            f"the data set, or a function passed to the loader, cannot be rebuilt in another process: {describe(error)}"
+        )
+        with contextlib.suppress(OSError):  # nobody waits for it any more
+            self.pipe.send(self._make(cause, "".join(traceback.format_exception(error))))
+        sys.__excepthook__(kind, error, trace)

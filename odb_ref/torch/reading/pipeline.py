@@ -182,6 +182,10 @@ class ReadPipeline:
         """Returns a worker that has failed by itself. For a process without other children."""
         return find_failed(self._source.workers)
 
+    def take_rebuild_failure(self) -> str:
+        """Returns why a worker could not rebuild what it was sent, once, or an empty string."""
+        return self._source.take_rebuild_failure()
+
 
 def find_failed(workers: Sequence[BaseProcess]) -> BaseProcess | None:
     """Returns the first process that ended with an error.

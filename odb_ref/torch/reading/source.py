@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, count
+from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Final
@@ -34,6 +35,7 @@ from odb_ref.torch.reading.datasets import (
     call_contained,
     has_many,
 )
+from odb_ref.torch.reading.description import RebuildReporter
 from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.quarantine import BadSample, MeasureFn
 from odb_ref.torch.reading.serialization import Packed
@@ -90,6 +92,10 @@ class KeySampler(Sampler[KeyChunk]):
             yield chunk
 
 
+def _get_cause(cause: str, _: str) -> str:
+    return cause
+
+
 def _keep(chunk: Chunk) -> Chunk:
     return chunk
 
@@ -105,6 +111,8 @@ class Source:
     ) -> None:
         self.workers: tuple[BaseProcess, ...] = ()
         """The children of this process when reading began, except collators. In a process of its own, these are the workers."""
+        self._failures: Connection[str, str] | None = None
+        reporter: RebuildReporter[str, str] | None = None
         self._sampler = KeySampler()
         # With `__getitems__`, reading a whole chunk may take as long as reading one sample.
         self._may_grow = not has_many(dataset)
@@ -131,17 +139,23 @@ class Source:
         if options.num_workers:
             arguments["multiprocessing_context"] = options.multiprocessing_context
             arguments["prefetch_factor"] = options.prefetch_factor
+            self._failures, theirs = multiprocessing.Pipe(duplex=False)
+            reporter = RebuildReporter(theirs, _get_cause)
         contained = partial(call_contained, measure, "the measure of a sample")
         if not isinstance(dataset, IterableDataset):
-            dataset = SeededDataset(dataset, contained, is_guarded=is_guarded)
+            dataset = SeededDataset(dataset, contained, is_guarded=is_guarded, reporter=reporter)
             arguments |= {"sampler": self._sampler, "batch_size": None, "collate_fn": _keep}
         else:
             arguments |= {"batch_size": CHUNK_SAMPLES, "collate_fn": contained}
         if isinstance(dataset, IterableDataset) and not is_pipe:
             if options.persistent_workers:
                 self._epoch_seed.share_memory_()  # type: ignore[no-untyped-call]
-            dataset = SeededStream(dataset, self._epoch_seed)
+            dataset = SeededStream(dataset, self._epoch_seed, reporter=reporter)
         self._loader: DataLoader[list[object]] = DataLoader(dataset, **arguments)  # type: ignore[arg-type]
+
+    def take_rebuild_failure(self) -> str:
+        """Returns why a worker could not rebuild what it was sent, once, or an empty string."""
+        return self._failures.recv() if self._failures is not None and self._failures.poll() else ""
 
     @property
     def readers(self) -> int | None:

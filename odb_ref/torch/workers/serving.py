@@ -8,16 +8,18 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
 import queue
 import signal
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from operator import methodcaller
 from typing import Concatenate, Final, ParamSpec, TypeAlias
 
@@ -26,7 +28,7 @@ import torch
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.exchange.process_table import read_status
 from odb_ref.torch.reading import collate_workers
-from odb_ref.torch.reading.description import describe
+from odb_ref.torch.reading.description import RebuildReporter, describe
 from odb_ref.torch.reading.pipeline import PipelineSpec, ReadPipeline
 from odb_ref.torch.reading.serialization import pack
 from odb_ref.torch.reading.service import ReadItem, ReadPlan, SampleListener
@@ -180,6 +182,16 @@ class LoaderTask:
     handled_signals: tuple[int, ...]
     """The signals that the user handles in the training process."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # As bytes, because `Process.start` would wait for ever for a process that ends before it has received everything.
+        reporter = RebuildReporter(self.pipe, partial(Failure, self.epoch))
+        rest = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "pipe"}
+        return _rebuild_task, (reporter, bytes(ForkingPickler.dumps(rest)))
+
+
+def _rebuild_task(reporter: RebuildReporter[Message, methodcaller | None], rest: bytes) -> LoaderTask:
+    return LoaderTask(pipe=reporter.pipe, **pickle.loads(rest))
+
 
 def serve(task: LoaderTask) -> None:
     """Runs the loader process: carries out requests until it is asked to end, or the training process is gone."""
@@ -265,7 +277,10 @@ class LoaderServer(ReadPipeline):
         """
         reporter = self._reporter  # read this first: a worker of an epoch that is just ending does not concern the next
         if (worker := self.find_dead_worker()) is not None:
-            _tell(reporter, f"{_describe(worker)} exited unexpectedly (exit code {worker.exitcode})")
+            why = self.take_rebuild_failure()
+            _tell(
+                reporter, f"{_describe(worker)} exited unexpectedly (exit code {worker.exitcode}){why and f': {why}'}"
+            )
             return False
         if (stopped := self._stops.look(self.processes, seconds)) is not None:
             worker, how = stopped
