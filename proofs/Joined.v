@@ -76,6 +76,22 @@ Proof.
   unfold mean_scale in X1. unfold sum_scale in X2. rewrite A, Wa in X1, X2. split; [exact X1|exact X2].
 Qed.
 
+(** With losses too, over steps that all ranks have planned: a rank that is lost before may never train on its part. *)
+Theorem with_losses_the_steps_train_on_the_global_mean : forall loss s r j m, (forall x, length (loss x) = sup x) -> lossy_reachable W cfg depth input s -> r < W ->
+  (forall q, q < W -> j + m <= length (steps_of (rank_of s q))) -> 0 < counted (rank_of s r) j m ->
+  let world := window_of W loss s j m in
+  let total := counted (rank_of s r) j m in
+  Qeq (averaged world (fun b => scale_of_mean W total b * mean_loss b)%Q) (global_mean world) /\
+  Qeq (averaged world (fun b => scale_of_sum W total b * sum_loss b)%Q) (global_mean world).
+Proof.
+  intros loss s r j m L Rs H Lj. destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok s Rs) as [v [Rv F]].
+  assert (Same : forall q, q < W -> steps_of (rank_of s q) = steps_of (rank_of v q)) by (intros q Hq; exact (proj1 (follows_frame W s v q F Hq))).
+  assert (E : window_of W loss s j m = window_of W loss v j m).
+  { apply map_ext_in. intros q Hq. apply in_seq in Hq. apply map_ext_in. intros i Hi. apply in_seq in Hi. pose proof (Lj q ltac:(lia)) as Lq. unfold groups_of.
+    rewrite (Same q ltac:(lia)) in Lq |- *. rewrite !app_nth1 by (rewrite map_length; lia). reflexivity. }
+  specialize (Lj r H). unfold counted. rewrite (Same r H) in Lj |- *. rewrite E. apply (the_steps_of_the_system_train_on_the_global_mean loss v r j m L Rv H Lj).
+Qed.
+
 End Joined.
 
 (** ** The shipped configuration *)

@@ -225,15 +225,15 @@ Proof.
     S G A B eq_refl I s r R H).
 Qed.
 
-(** Over any run of m steps the average over ranks of their scaled losses is the mean over all supervised tokens. *)
+(** Over any m steps that all ranks have planned, one after the other, the average over ranks of their scaled losses is the mean over all supervised tokens. *)
 Theorem WEIGHT : forall W cfg depth input, setting_ok W cfg -> forall loss s r j m,
-  (forall x, length (loss x) = sup x) -> reachable W cfg depth input s -> r < W ->
-  j + m <= length (steps_of (rank_of s r)) -> 0 < counted (rank_of s r) j m ->
+  (forall x, length (loss x) = sup x) -> lossy_reachable W cfg depth input s -> r < W ->
+  (forall q, q < W -> j + m <= length (steps_of (rank_of s q))) -> 0 < counted (rank_of s r) j m ->
   let world := window_of W loss s j m in
   let total := counted (rank_of s r) j m in
   Qeq (averaged world (fun b => scale_of_mean W total b * mean_loss b)%Q) (global_mean world) /\
   Qeq (averaged world (fun b => scale_of_sum W total b * sum_loss b)%Q) (global_mean world).
-Proof. exact the_steps_of_the_system_train_on_the_global_mean. Qed.
+Proof. exact with_losses_the_steps_train_on_the_global_mean. Qed.
 
 Notation one_begins_the_other a b := (is_prefix a b \/ is_prefix b a).
 
@@ -244,7 +244,8 @@ Theorem REPLAY : forall W c src input, setting_ok W (fun _ => c) ->
   one_begins_the_other (steps_of (rank_of s r)) (steps_of (rank_of s' r)).
 Proof. exact with_losses_the_steps_planned_do_not_depend_on_the_schedule. Qed.
 
-(** The shipped machine, in either layout, any order, with any cost, under budgets that may change ([ships_updates]). An update has n
+(** The shipped machine, in either layout, any order, with any cost, with friendly sizes or without, under budgets that may change
+    ([ships_updates], which [what_ships_is_a_configuration_of_updates] and [ranks_with_sizes_are_of_updates] show). An update has n
     samples, n at least W, and each rank reads every W-th place of the common order. An update takes two rounds, of which the last makes
     its steps. Update u holds only samples at the places from u n up to (u + 1) n. Once a rank is past update u, it has planned all its
     samples at these places. Once all ranks are, they have planned each place once. *)

@@ -1,7 +1,7 @@
 (** Friendly numbers of samples: the executable [Sizes] of odb_ref/core/batching/sizes.py, [compute_sized_groups] of grouping.py, and
     SIZES for groups as formed, as aligned, and in every step of the system. Spec: R2.8, R4.2. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Lists Types Grouping Alignment Order Layouts Runs Machine Local Rules System Facts Budgets Instance Loss Joined.
+From ODB Require Import Lists Types Grouping Alignment Order Layouts Runs Machine Local Rules System Facts Budgets Instance Loss Updates Joined.
 Import ListNotations.
 
 (** ** Which numbers are friendly *)
@@ -275,6 +275,14 @@ Proof.
   - intros k gs t d D. destruct (carried_in (ByPlaces before) (sized_gauge s C) k gs t d) as [way ->].
     apply nothing_due_is_carried_when_the_target_covers_the_due_groups, D.
   - intros _ k. unfold window_samples. lia.
+Qed.
+
+(** And everything proved of updates. *)
+Theorem ranks_with_sizes_are_of_updates : forall shares windows p,
+  ships_updates (with_reading shares windows p) (fun _ => with_reading shares windows p (sized s C whole padding_share limits first accepts size ramp max_age false None rule print before (fun _ => false))).
+Proof.
+  intros shares windows p. do 9 eexists. split; [|split; [exact (with_sizes_groups_are_measured_as_is_asked s C costs_grow)|split; [exact old|split; [exact bounded|reflexivity]]]].
+  intros b w. split; [apply sized_groups_hold_exactly_the_window, friendly|]. eapply Forall_impl; [|apply every_sized_group_is_friendly, friendly]. intros g [NE _]. exact NE.
 Qed.
 
 (** SIZES and BUDGET in every step of every rank, with losses or without, with any windows, and with a shared order or without. The

@@ -427,14 +427,21 @@ Proof. intros W p c Hw Hp. apply with_reading_meets_every_assumption; auto. Qed.
 
 (** Groups may be formed in any way that keeps exactly the window, which includes a limit on padding (R16.3). *)
 Definition forms (form : option nat -> list sample -> list group) : Prop := forall b w, Permutation (concat (form b w)) w /\ Forall (fun g => g <> []) (form b w).
-Definition formed_by (form : option nat -> list sample -> list group) (c : config) : config :=
-  mkConfig form (c_align c) (c_window c) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (c_in_bytes c) (c_shares c) (c_keeps c) (c_updates c).
 
-(** The shipped configuration of updates, in either layout, any order, with any cost, under budgets that may change, and read in some way.
-    It meets all assumptions above. *)
-Definition ships_updates (reading : config -> config) (cfg : nat -> config) : Prop := exists form l C whole padding_share limits first accepts max_age rule print o,
-  forms form /\ cost_ok C /\ 1 <= max_age /\ within_bounds rule /\
-  cfg = fun _ => reading (formed_by form (shipped l C whole padding_share limits first accepts 1 0 max_age false None rule print o (fun _ => false))).
+(** A configuration of updates in join mode: groups formed so, and aligned in any order by any gauge that is as is asked, under budgets that
+    may change, with any rule, and read in some way. What ships is one, in either layout, with any cost, with friendly sizes or without. *)
+Definition ships_updates (reading : config -> config) (cfg : nat -> config) : Prop := exists form o M max_age rule print first accepts keeps,
+  forms form /\ gauge_ok M /\ 1 <= max_age /\ within_bounds rule /\
+  cfg = fun _ => reading (mkConfig form (align_in o M) (fun _ _ => 1) false None max_age rule print first accepts (fun _ => false) false keeps None).
+
+Theorem what_ships_is_a_configuration_of_updates : forall shares windows p l C whole padding_share limits first accepts size ramp max_age rule print o, cost_ok C -> 1 <= max_age -> within_bounds rule ->
+  ships_updates (with_reading shares windows p) (fun _ => with_reading shares windows p (shipped l C whole padding_share limits first accepts size ramp max_age false None rule print o (fun _ => false))).
+Proof.
+  intros shares windows p l C whole padding_share limits first accepts size ramp max_age rule print o Co A Wb.
+  pose proof (the_shipped_configuration_meets_every_assumption l C whole padding_share limits first accepts size ramp max_age false None rule print o (fun _ => false) Co A Wb) as K.
+  do 9 eexists. split; [intros b w; split; [apply (ok_group_perm _ K)|apply (ok_group_nonempty _ K)]|]. split; [exact (every_layout_and_cost_measures_groups_as_is_asked l C Co)|].
+  split; [exact A|]. split; [exact (ok_rule _ K)|reflexivity].
+Qed.
 
 Lemma what_ships_meets_every_assumption_of_updates : forall W windows p cfg, 1 <= W -> 1 <= p -> (forall r k, S k mod p = 0 -> 1 <= windows r k) ->
   ships_updates (with_reading false windows (Some p)) cfg -> setting_ok W cfg /\
@@ -442,11 +449,13 @@ Lemma what_ships_meets_every_assumption_of_updates : forall W windows p cfg, 1 <
   (forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = []) /\
   (forall r, r < W -> c_bounded (cfg r) r = false /\ c_shares (cfg r) = false) /\ (forall r, r < W -> c_updates (cfg r) = Some p /\ forall k, c_window (cfg r) r k = windows r k).
 Proof.
-  intros W windows p cfg Hw Hp Wi [form [l [C [whole [padding_share [limits [first [accepts [max_age [rule [print [o [Fo [Co [Ha [Wb ->]]]]]]]]]]]]]]]]. split; [|repeat split].
-  - apply with_reading_meets_every_assumption; [exact Hw|exact Hp|exact Wi|].
-    destruct (the_shipped_configuration_meets_every_assumption l C whole padding_share limits first accepts 1 0 max_age false None rule print o (fun _ => false) Co Ha Wb).
-    constructor; auto; apply Fo.
-  - intros q k gs t d _ L. simpl. destruct (carried_in o (gauge_of l C) k gs t d) as [way ->]. apply an_alignment_carries_only_surplus_groups, L.
+  intros W windows p cfg Hw Hp Wi [form [o [M [max_age [rule [print [first [accepts [keeps [Fo [Co [Ha [Wb ->]]]]]]]]]]]]]. split; [|repeat split].
+  - apply with_reading_meets_every_assumption; [exact Hw|exact Hp|exact Wi|]. constructor; simpl; auto; try apply Fo.
+    + intros. apply in_every_order_an_alignment_has_the_target_number_of_steps.
+    + intros. apply in_every_order_an_alignment_keeps_exactly_the_groups.
+    + intros. apply in_every_order_no_step_is_left_idle; assumption.
+    + intros k gs t d D. destruct (carried_in o M k gs t d) as [way ->]. apply nothing_due_is_carried_when_the_target_covers_the_due_groups, D.
+  - intros q k gs t d _ L. simpl. destruct (carried_in o M k gs t d) as [way ->]. apply an_alignment_carries_only_surplus_groups, L.
 Qed.
 
 Lemma what_ships_with_a_source_of_ones_own_meets_every_assumption : forall W n cfg, 1 <= W -> W <= n -> ships_updates (in_updates W n) cfg -> setting_ok W cfg /\
