@@ -105,12 +105,9 @@ Proof.
     + eapply Permutation_trans; [apply concat_map_app|]. apply Permutation_app; [exact IH|]. apply (portions_by_load_are_the_next_places W n p total (some_rank _ _ ok) rounds loads one_each).
 Qed.
 
-Lemma content_is_numbered : forall l q i x, nth_error (content_from order q l) i = Some x -> pos x = q + i.
-Proof. induction l as [|a l IH]; intros q [|i] x E; simpl in E; try discriminate; [injection E as <-; simpl; lia|]. apply IH in E. lia. Qed.
-
 Lemma positions_of_content : forall l q y, In y (content_from order q l) -> q <= pos y < q + length l.
 Proof.
-  intros l q y I. apply In_nth_error in I as [i E]. rewrite (content_is_numbered l q i y E), <- (content_from_length order l q). assert (i < length (content_from order q l)) by (apply nth_error_Some; congruence). lia.
+  intros l q y I. apply In_nth_error in I as [i E]. rewrite (content_is_numbered order l q i y E), <- (content_from_length order l q). assert (i < length (content_from order q l)) by (apply nth_error_Some; congruence). lia.
 Qed.
 
 (** What a rank has drawn, by rounds. *)
@@ -181,7 +178,7 @@ Proof.
         destruct (failure_of rs); [|discriminate]. injection E as <-. reflexivity.
       * apply (own_event_holds i (own i) (depth i) v e t Hi NG E IH). intros y Iy. destruct e as [xs en full| | | | | |]; try destruct Iy. simpl in Iy. destruct Ow as [Bg _].
         destruct (own_event _ _ _ _ _ _ NG E) as [[[Wn [Lx _]] _]|[_ X]]; [|discriminate]. destruct M as [Xs _]. fold v in Xs. rewrite Xs in Iy.
-        apply (positions_of_a_part _ 0 (fun j z Ez => content_is_numbered _ 0 j z Ez)) in Iy. pose proof (At i Hi) as A. fold v in A. destruct IH as [_ [_ Rd]]. split; [lia|]. intros _.
+        apply (positions_of_a_part _ 0 (fun j z Ez => content_is_numbered order _ 0 j z Ez)) in Iy. pose proof (At i Hi) as A. fold v in A. destruct IH as [_ [_ Rd]]. split; [lia|]. intros _.
         assert (Cv : coming v = round v).
         { unfold coming, in_count. destruct (at_phase v) eqn:Pv; try lia. destruct (b_want _ _ _ _ _ _ _ (b_rank _ _ _ _ _ _ B i Hi) Pv) as [Z _]. fold v in Z. contradiction. }
         rewrite Cv. lia.
@@ -283,13 +280,13 @@ Proof.
       destruct (a_rank_has_drawn_what_was_dealt_to_it W total cfg depth order deal wish ok deal_next deal_first s r R H (all_have_begun s r R H)) as [_ [_ Lr]].
       rewrite drawn_in_rounds, Lr in D. symmetry. exact D. }
   destruct All as [Pm C]. unfold dealt_places. fold v.
-  rewrite (what_a_rank_past_a_round_holds_of_it (begins r) (own r) (content (places s r)) v (last_of u) Up Hs (begin_of_rises _) (fun i x => content_is_numbered _ 0 i x) Pl Pm).
+  rewrite (what_a_rank_past_a_round_holds_of_it (begins r) (own r) (content (places s r)) v (last_of u) Up Hs (begin_of_rises _) (fun i x => content_is_numbered order _ 0 i x) Pl Pm).
   destruct (Nat.le_gt_cases (last_of u) (round v)) as [L|L]; [rewrite (samples_of_a_part s r u R H L); reflexivity|]. destruct C as [C|[C T]]; [lia|].
   (* The rank has ended before this update, so it has drawn nothing of it. *)
   assert (Few : length (places s r) <= begins r (u * p)).
   { apply Nat.nlt_ge. intros O. destruct (nth_error (content (places s r)) (begins r (u * p))) as [y|] eqn:Ey.
     2:{ apply nth_error_None in Ey. rewrite content_length in Ey. lia. }
-    pose proof (content_is_numbered _ 0 _ y Ey) as Py. simpl in Py.
+    pose proof (content_is_numbered order _ 0 _ y Ey) as Py. simpl in Py.
     assert (Iy : In y (samples_of (steps_of v))) by (apply (Permutation_in y (Permutation_sym C)), (nth_error_In _ _ Ey)).
     apply in_concat in Iy as [g [Ig Iy]]. apply in_map_iff in Ig as [x [<- Ix]]. destruct Pl as [P1 _]. destruct (P1 x Ix) as [Hx B]. specialize (B y Iy).
     pose proof (begin_of_rises (fun k => length (part k (place k) r)) _ _ (a_later_update_begins_later (own r) Up (s_round x) (last_of u) Hx ltac:(pose proof (steps_are_early s r x R H Ix); unfold v in L; lia))) as Z.
@@ -340,7 +337,7 @@ Proof.
   destruct (b_want _ _ _ _ _ _ _ Bk Ph) as [Wz _]. pose proof (b_read _ _ _ _ _ _ _ Bk Bg) as Rd. fold u in Wz, Rd. rewrite Wz, Nat.add_0_r in Rd.
   rewrite Au, Rd, <- (content_length order (places s r)), skipn_all, app_nil_r in Nl. simpl in Nl.
   destruct (nth_error (content (places s r)) (begins r (q * p))) as [y|] eqn:Ey; [|apply nth_error_None in Ey; rewrite content_length in Ey; simpl in *; lia].
-  pose proof (content_is_numbered _ 0 _ y Ey) as Py. simpl in Py.
+  pose proof (content_is_numbered order _ 0 _ y Ey) as Py. simpl in Py.
   pose proof (Permutation_in y (Permutation_sym Nl) (nth_error_In _ _ Ey)) as Iy. apply in_app_iff in Iy as [Iy|Iy]; [exfalso|intros Z; rewrite Z in Iy; destruct Iy].
   apply in_concat in Iy as [g [Ig Iy]]. apply in_map_iff in Ig as [x [<- Ix]]. destruct (P1 x Ix) as [Hx Bx]. specialize (Bx y Iy).
   pose proof (a_later_update_begins_later (own r) Up (s_round x) next Hx ltac:(pose proof (steps_are_early s r x R H Ix); unfold next, u; lia)) as Z. rewrite E, (proj1 (proj2 (rounds_of_an_update r q H))) in Z.

@@ -106,13 +106,14 @@ Inductive shared_step : shared_sys -> label -> shared_sys -> Prop :=
       (mkShared t (begun s) (update (places s) r (places s r ++ mine)) (update (upto s) r far) (wants s) (told s)).
 
 (** A run of [n] transitions in which any rank may learn at any moment that a peer is lost. *)
-Inductive shared_run : nat -> shared_sys -> Prop :=
-| run_here : shared_run 0 shared_start
-| run_on : forall n s l t, shared_run n s -> shared_step s l t -> shared_run (S n) t
-| run_lost : forall n s r peer cause, shared_run n s -> r < W -> is_ending (rank_of (base s) r) = false ->
-    shared_run (S n) (mkShared (mkSys (update (rank_of (base s)) r (lose peer cause (rank_of (base s) r))) (got (base s)) (pending (base s)) (log (base s))
+Inductive shared_path (s0 : shared_sys) : nat -> shared_sys -> Prop :=
+| run_here : shared_path s0 0 s0
+| run_on : forall n s l t, shared_path s0 n s -> shared_step s l t -> shared_path s0 (S n) t
+| run_lost : forall n s r peer cause, shared_path s0 n s -> r < W -> is_ending (rank_of (base s) r) = false ->
+    shared_path s0 (S n) (mkShared (mkSys (update (rank_of (base s)) r (lose peer cause (rank_of (base s) r))) (got (base s)) (pending (base s)) (log (base s))
       (running (base s))) (begun s) (places s) (upto s) (wants s) (told s)).
 
+Definition shared_run : nat -> shared_sys -> Prop := shared_path shared_start.
 Definition shared_reachable (s : shared_sys) : Prop := exists n, shared_run n s.
 
 End Shared.

@@ -1,6 +1,6 @@
 (** Jobs with shared shards: their books, and what follows for the job. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Coupled Termination Age Loss Shards Drawing.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Loss Prompt Shards Drawing.
 Import ListNotations.
 
 Section Job.
@@ -10,6 +10,7 @@ Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
 Hypothesis ok : setting_ok W cfg.
 Hypothesis deal_next : forall k ws d, exists n, n <= total - d /\ Permutation (dealt_out W deal k ws d) (seq d n).
 
+Notation shared_path := (shared_path W total cfg depth order deal wish).
 Notation shared_run := (shared_run W total cfg depth order deal wish).
 Notation shared_reachable := (shared_reachable W total cfg depth order deal wish).
 Notation own := (shared_config cfg deal).
@@ -28,6 +29,9 @@ Proof. induction a as [|p a IH]; intros b q; simpl; [rewrite Nat.add_0_r; reflex
 
 Lemma content_from_length : forall a q, length (content_from order q a) = length a.
 Proof. induction a as [|p a IH]; intros q; simpl; [reflexivity|]. rewrite IH. reflexivity. Qed.
+
+Lemma content_is_numbered : forall l q i x, nth_error (content_from order q l) i = Some x -> pos x = q + i.
+Proof. induction l as [|a l IH]; intros q [|i] x E; simpl in E; try discriminate; [injection E as <-; simpl; lia|]. apply IH in E. lia. Qed.
 
 Lemma content_length : forall a, length (content a) = length a.
 Proof. intros a. apply content_from_length. Qed.
@@ -223,16 +227,16 @@ Qed.
 
 (** With such an input, the system of System.v can follow the job from [s] to [b], in at least [k] counted transitions. *)
 Definition does (input : nat -> list sample) (k : nat) (s b : sys) : Prop :=
-  forall m, lossy_path W own depth input (start own) m s -> exists m', m + k <= m' /\ lossy_path W own depth input (start own) m' b.
+  forall u m, lossy_path W own depth input u m s -> exists m', m + k <= m' /\ lossy_path W own depth input u m' b.
 
 Lemma does_nothing : forall input s, does input 0 s s.
-Proof. intros input s m P. exists m. split; [lia|exact P]. Qed.
+Proof. intros input s u m P. exists m. split; [lia|exact P]. Qed.
 
 Lemma does_a_step : forall input s l b k t, System.step W own depth input s l b -> does input k b t -> does input (if is_draw l then k else S k) s t.
 Proof.
-  intros input s l b k t St D m P. destruct (is_draw l) eqn:Dr.
-  - exact (D m (lossy_draw _ _ _ _ _ _ _ _ l P St Dr)).
-  - destruct (D (S m) (lossy_on _ _ _ _ _ _ _ _ P (LossyStep _ _ _ _ _ l _ St Dr))) as [m' [L P']]. exists m'. split; [lia|exact P'].
+  intros input s l b k t St D u m P. destruct (is_draw l) eqn:Dr.
+  - exact (D u m (lossy_draw _ _ _ _ _ _ _ _ l P St Dr)).
+  - destruct (D u (S m) (lossy_on _ _ _ _ _ _ _ _ P (LossyStep _ _ _ _ _ l _ St Dr))) as [m' [L P']]. exists m'. split; [lia|exact P'].
 Qed.
 
 Definition kept (s s' : shared_sys) : Prop :=
@@ -270,7 +274,7 @@ Proof.
       assert (St : exists l, System.step W own depth input (base s) l b).
       { eexists. eapply step_of_more; [exact B|]. intros q Hq. destruct (X q Hq) as [ext [E1 E2]]. cbn [begun base places] in E1, E2. exists ext. split; [exact E1|].
         intros T. apply E2; assert (q = r) as -> by (destruct mine; simpl in T; auto); [apply update_same|exact A1]. }
-      destruct St as [l St]. intros m P. destruct (does_a_step _ _ _ _ 0 _ St (does_nothing _ _) m P) as [m' [L P']]. exists m'. split; [lia|exact P'].
+      destruct St as [l St]. intros u m P. destruct (does_a_step _ _ _ _ 0 _ St (does_nothing _ _) u m P) as [m' [L P']]. exists m'. split; [lia|exact P'].
 Qed.
 
 Lemma counting_is_kept : forall s r cs ws b t, books s -> r < W -> begun s r = true -> nth_error (told s) (got (base s) r) = Some (Some ws) ->
@@ -410,7 +414,7 @@ Proof.
   - intros input X. split.
     + intros q Hq. destruct (X q Hq) as [ext [E1 E2]]. cbn [begun base places rank_of] in E1, E2. exists ext. split; [exact E1|]. intros B1 B2. apply E2; [exact B1|].
       destruct (Nat.eq_dec q r) as [->|Nq]; [rewrite update_same, L2; exact B2|rewrite update_other by exact Nq; exact B2].
-    + exists 1. split; [unfold beginners; cbn [begun]; lia|]. intros m P. exists (S m). split; [lia|]. eapply lossy_on; [exact P|]. apply LossyLoss; assumption.
+    + exists 1. split; [unfold beginners; cbn [begun]; lia|]. intros u m P. exists (S m). split; [lia|]. eapply lossy_on; [exact P|]. apply LossyLoss; assumption.
 Qed.
 
 (** ** Every run is one of System.v's system, with losses *)
@@ -429,6 +433,15 @@ Proof.
   - simpl. unfold first_windows. rewrite H. reflexivity.
 Qed.
 
+Lemma a_shared_step_is_kept : forall s l s', books s -> lossy_reachable W own depth (fun q => content (places s q)) (base s) ->
+  shared_step W total cfg depth order deal wish s l s' -> kept s s'.
+Proof.
+  intros s l s' B Rb St. destruct St as [s r b Hr Bg mine far Be|s l b Ow St|s r cs ws b t Hr Bg To mine far D St].
+  - apply beginning_is_kept; assumption.
+  - apply going_on_is_kept; assumption.
+  - eapply counting_is_kept; eassumption.
+Qed.
+
 Lemma every_run_is_of_the_system : forall n s, shared_run n s -> books s /\ forall input, extends input s ->
   exists m, n <= beginners s + m /\ lossy_path W own depth input (start own) m (base s).
 Proof.
@@ -436,13 +449,10 @@ Proof.
     (lossy_reachable W own depth (fun q => content (places s q)) (base s) -> kept s s') ->
     books s' /\ forall input, extends input s' -> exists m, S n <= beginners s' + m /\ lossy_path W own depth input (start own) m (base s')).
   { intros n s s' [B IH] K. destruct (IH _ (content_of_places s)) as [m0 [_ P0]]. destruct (K (ex_intro _ m0 P0)) as [B' K']. split; [exact B'|].
-    intros input X'. destruct (K' input X') as [X [k [Lk D]]]. destruct (IH input X) as [m [Lm P]]. destruct (D m P) as [m' [L P']]. exists m'. split; [lia|exact P']. }
+    intros input X'. destruct (K' input X') as [X [k [Lk D]]]. destruct (IH input X) as [m [Lm P]]. destruct (D _ m P) as [m' [L P']]. exists m'. split; [lia|exact P']. }
   induction 1 as [|n s l s' R IH St|n s r peer cause R IH Hr En].
   - split; [apply start_books|]. intros input _. exists 0. split; [lia|apply lossy_here].
-  - apply (Next n s s' IH). intros Rb. destruct IH as [B _]. destruct St as [s r b Hr Bg mine far Be|s l b Ow St|s r cs ws b t Hr Bg To mine far D St].
-    + apply beginning_is_kept; assumption.
-    + apply going_on_is_kept; assumption.
-    + eapply counting_is_kept; eassumption.
+  - apply (Next n s s' IH). intros Rb. exact (a_shared_step_is_kept s l s' (proj1 IH) Rb St).
   - apply (Next n s _ IH). intros _. apply loss_is_kept; [apply IH|exact Hr|exact En].
 Qed.
 
@@ -455,6 +465,23 @@ Theorem a_run_of_shared_shards_is_one_of_shards_of_ones_own : forall s, shared_r
   lossy_reachable W own depth (fun r => content (places s r)) (base s).
 Proof.
   intros s [n R]. destruct (every_run_is_of_the_system n s R) as [_ H]. destruct (H _ (content_of_places s)) as [m [_ P]]. exists m. exact P.
+Qed.
+
+(** And what leads from one moment of it to another does so there. *)
+Theorem a_path_of_shared_shards_is_one_of_shards_of_ones_own : forall s n t, shared_reachable s -> shared_path s n t ->
+  let input := fun r => content (places t r) in lossy_reachable W own depth input (base s) /\ exists m, lossy_path W own depth input (base s) m (base t).
+Proof.
+  intros s n t [n0 R0] P input. assert (X : shared_reachable t /\ forall input, extends input t -> extends input s /\ exists m, lossy_path W own depth input (base s) m (base t)).
+  { clear input. induction P as [|n u l t P IH St|n u r peer cause P IH Hr En].
+    - split; [exists n0; exact R0|]. intros input X. split; [exact X|]. exists 0. apply lossy_here.
+    - destruct IH as [[k R] IH]. split; [exists (S k); exact (run_on _ _ _ _ _ _ _ _ k u l t R St)|]. intros input X.
+      destruct (a_shared_step_is_kept u l t (shared_books u (ex_intro _ k R)) (a_run_of_shared_shards_is_one_of_shards_of_ones_own u (ex_intro _ k R)) St) as [_ K].
+      destruct (K input X) as [Xu [j [_ D]]]. destruct (IH input Xu) as [Xs [m Pm]]. split; [exact Xs|]. destruct (D _ m Pm) as [m' [_ P']]. exists m'. exact P'.
+    - destruct IH as [[k R] IH]. split; [exists (S k); exact (run_lost _ _ _ _ _ _ _ _ k u r peer cause R Hr En)|]. intros input X.
+      destruct (loss_is_kept u r peer cause (shared_books u (ex_intro _ k R)) Hr En) as [_ K].
+      destruct (K input X) as [Xu [j [_ D]]]. destruct (IH input Xu) as [Xs [m Pm]]. split; [exact Xs|]. destruct (D _ m Pm) as [m' [_ P']]. exists m'. exact P'. }
+  destruct X as [_ X]. destruct (X input (content_of_places t)) as [Xs Pm]. split; [|exact Pm].
+  destruct (every_run_is_of_the_system n0 s R0) as [_ H]. destruct (H input Xs) as [m [_ P0]]. exists m. exact P0.
 Qed.
 
 (** ** What follows *)
@@ -471,6 +498,43 @@ Theorem with_shared_shards_every_rank_makes_the_same_number_of_steps_in_a_round 
 Proof.
   intros s r q k R.
   exact (with_losses_every_rank_makes_the_same_number_of_steps_in_a_round W own depth _ own_ok (base s) r q k (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R)).
+Qed.
+
+(** STOP. *)
+Theorem with_shared_shards_no_consumer_takes_more_than_one_step_beyond_one_that_stopped : forall s n t r q, shared_reachable s -> shared_path s n t -> r < W -> q < W ->
+  stopped (rank_of (base s) q) = true -> length (taken (rank_of (base t) r)) <= length (taken (rank_of (base s) q)) + 1.
+Proof.
+  intros s n t r q R P Hr Hq. destruct (a_path_of_shared_shards_is_one_of_shards_of_ones_own s n t R P) as [Rb [m Pb]].
+  exact (with_losses_no_consumer_takes_more_than_one_step_beyond_one_that_stopped W own depth _ own_ok (base s) m (base t) r q Rb Pb Hr Hq).
+Qed.
+
+(** ABORT, STOP. *)
+Theorem with_shared_shards_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next : forall k s n t r q,
+  shared_reachable s -> shared_path s n t -> r < W -> q < W ->
+  hit k (rank_of (base s) r) -> is_ending (rank_of (base s) r) = false -> is_ending (rank_of (base t) q) = true -> is_lost (rank_of (base t) q) = false ->
+  (round (rank_of (base t) q) = round (rank_of (base s) r) \/ round (rank_of (base t) q) = S (round (rank_of (base s) r))) /\
+  exists o, ended_as (rank_of (base t) q) = Some o /\ outcome_true W own (base t) o /\
+    (ends_by k o \/ (had_offered k (rank_of (base s) r) /\ round (rank_of (base t) q) = round (rank_of (base s) r))).
+Proof.
+  intros k s n t r q R P. destruct (a_path_of_shared_shards_is_one_of_shards_of_ones_own s n t R P) as [Rb [m Pb]].
+  exact (with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next W own depth _ own_ok k (base s) m (base t) r q Rb Pb).
+Qed.
+
+Theorem with_shared_shards_ranks_that_have_ended_are_lost_or_agree : forall s r q, shared_reachable s -> r < W -> q < W -> let u := rank_of (base s) r in let v := rank_of (base s) q in
+  is_ending u = true -> is_ending v = true -> is_lost u = false -> is_lost v = false ->
+  ended_as u = ended_as v /\ round u = round v /\ length (released_of u) = length (released_of v).
+Proof. intros s r q R. exact (ranks_that_have_ended_are_lost_or_agree W own depth _ own_ok (base s) r q (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R)). Qed.
+
+(** AGE, in join mode, without updates. *)
+Theorem with_shared_shards_a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest :
+  (forall r, r < W -> c_updates (cfg r) = None) -> (forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) ->
+  forall s n t r x, shared_reachable s -> shared_path s n t -> r < W -> let u := rank_of (base s) r in let v := rank_of (base t) r in
+  at_phase u <> COUNT -> is_lost u = false -> In x (window u) -> round u + c_max_age (own r) < round v ->
+  exists y, In y (steps_of v) /\ In x (s_group y) /\ s_round y <= round u + c_max_age (own r).
+Proof.
+  intros Up Jm s n t r x R P. destruct (a_path_of_shared_shards_is_one_of_shards_of_ones_own s n t R P) as [Rb [m Pb]].
+  exact (with_losses_a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest W own depth _ own_ok Up Jm
+    (fun q i y _ => content_is_numbered _ 0 i y) (base s) m (base t) r x Rb Pb).
 Qed.
 
 (** CONSERVE: the samples in steps, in alignment, in the window and drawn but unread are what the rank has drawn. *)
