@@ -32,7 +32,6 @@ def _make(driver: Driver, layout: Layout, sharding: Sharding) -> Run:
     )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sharding", list(Sharding))
 @pytest.mark.parametrize("layout", list(Layout))
 def test_both_drivers_follow_a_schedule_alike(layout: Layout, sharding: Sharding, tmp_path: Path) -> None:
