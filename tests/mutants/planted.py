@@ -23,7 +23,7 @@ from tests.mutants.defects import Defect, read_defects
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("odb_ref", "simulator", "tests", "spec", "proofs", "docs", "examples", "pyproject.toml", "README.md")
-UNCOPIED = shutil.ignore_patterns("__pycache__", ".hypothesis", "_build", "*.vo*", "*.glob", "*.aux")
+UNCOPIED = shutil.ignore_patterns("__pycache__", ".hypothesis", "_build")
 OF_THE_CORE = ("tests/core/test_wide_numbers.py", "tests/core", "tests/spec")
 OF_THE_ADAPTER = tuple(f"tests/torch/test_{name}.py" for name in ("budget", "updates", "update_chains", "state"))
 OF_THE_EXCHANGE = ("tests/torch/test_identity.py", "tests/torch/test_mesh.py")
@@ -68,9 +68,7 @@ def plant(planted: Defect | None, folder: Path) -> None:
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(
-                source, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis", "_build")
-            )
+            shutil.copytree(source, folder / name, ignore=UNCOPIED)
         else:
             shutil.copy(source, folder / name)
     if planted is not None:

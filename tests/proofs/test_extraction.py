@@ -13,7 +13,6 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.driver import Core
 
 from odb_ref.core.batching.alignment import align
@@ -37,7 +36,7 @@ from tests.proofs.wire import (
     write_offer,
     write_samples,
 )
-from tests.proofs.worlds import LEAST, find_difference, make_samples, make_update_world, run_world
+from tests.proofs.worlds import LEAST, find_difference, make_mutants, make_samples, make_update_world, run_world
 
 SETTINGS = settings(UNSHRUNK, max_examples=few(150))
 
@@ -173,20 +172,19 @@ def test_the_model_combines_offers_and_applies_rules_as_the_python_does(
     assert model(" ".join(asked)) == expected
 
 
-OF_UPDATES = [
-    Mutant(name=n, module="rounds", old=old, new=new, property="UPDATE", bounds=Bounds(lengths=((1,),)))
-    for n, old, new in (
-        ("a rank waits for its consumer with nothing to release", " or not state.plan)", ")"),
-        ("every round forms groups", "if config.has_steps(state.round) else ()", "if True else ()"),
-        ("what is due goes first", "if config.update_samples is not None:\n        return 0\n    mark", "mark"),
-        ("all may be padding", "most_padding=padding", "most_padding=None"),
-        (
-            "a rank keeps a group back",
-            "is_all = state.is_ended or config.update_samples is not None",
-            "is_all = state.is_ended",
-        ),
-    )
-]
+OF_UPDATES = make_mutants(
+    "UPDATE",
+    ("a rank waits for its consumer with nothing to release", "rounds", " or not state.plan)", ")"),
+    ("every round forms groups", "rounds", "if config.has_steps(state.round) else ()", "if True else ()"),
+    ("what is due goes first", "rounds", "if config.update_samples is not None:\n        return 0\n    mark", "mark"),
+    ("all may be padding", "rounds", "most_padding=padding", "most_padding=None"),
+    (
+        "a rank keeps a group back",
+        "rounds",
+        "is_all = state.is_ended or config.update_samples is not None",
+        "is_all = state.is_ended",
+    ),
+)
 WORLDS = 600
 UPDATE_WORLDS = 240
 AT_ONCE = 40

@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import zip_longest
 
 import pytest
-from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.driver import Core
 
 from odb_ref.core.batching.layouts import Layout
@@ -22,7 +21,7 @@ from odb_ref.core.types import Mode
 from tests.mutants.loader import Mutant, load
 from tests.proofs.conftest import Model
 from tests.proofs.wire import show_list, show_state, write_config, write_event, write_integers
-from tests.proofs.worlds import Rank, Rates, World, make_world
+from tests.proofs.worlds import Rank, Rates, World, make_mutants, make_world
 
 WORLDS = 240
 AT_ONCE = 40
@@ -156,13 +155,8 @@ def test_random_worlds_of_shared_shards_reach_what_they_must() -> None:
     assert not missed, f"met in too few of {WORLDS} worlds, (found, least): {missed}"
 
 
-def make_mutants(*slips: tuple[str, str, str, str]) -> list[Mutant]:
-    """Makes a mutant of each name, module, and text with another in its place."""
-    bounds = Bounds(lengths=((1,),))
-    return [Mutant(name=n, module=m, old=old, new=new, property="DEAL", bounds=bounds) for n, m, old, new in slips]
-
-
 MUTANTS = make_mutants(
+    "DEAL",
     (
         "asks in the round before",
         "rounds",
@@ -178,6 +172,7 @@ MUTANTS = make_mutants(
     ),
 )
 UPDATE_MUTANTS = make_mutants(
+    "DEAL",
     (
         "the first round draws",
         "rounds",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.driver import Core
 
 from odb_ref.core.batching.budgets import compute_offered
@@ -44,6 +45,7 @@ from odb_ref.core.resume import RoundStart
 from odb_ref.core.rounds import Transition
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode, Sample, StepCounts
+from tests.mutants.loader import Mutant
 from tests.proofs.wire import Budgets, Stairs, show_state, write_config, write_event
 
 MOST_EVENTS = 6_000
@@ -517,3 +519,9 @@ def find_difference(
 def _with_print(words: str, config: Config, fingerprint: int) -> str:
     """Returns a written configuration with the fingerprint of another."""
     return words.replace(f" {config.fingerprint} ", f" {fingerprint} ")
+
+
+def make_mutants(property_: str, *slips: tuple[str, str, str, str]) -> list[Mutant]:
+    """Makes a mutant of each name, module, and text with another in its place."""
+    bounds = Bounds(lengths=((1,),))
+    return [Mutant(name=n, module=m, old=old, new=new, property=property_, bounds=bounds) for n, m, old, new in slips]
