@@ -3,9 +3,9 @@ property's evidence: `python spec/traceability.py`.
 
 Nothing in the tables is kept by hand. Rules come from `protocol.md`, properties from `properties.md`. Docstrings name the rules
 that code implements and the properties that it keeps (`Spec: R4.2`, `Preserves: ALIGN`), and docstrings of tests name what they
-test (`Spec: R4.2`, `Checks: ALIGN`). Models come from comments in `tla/*.cfg` (``\\* Checks:``, ``\\* Bounds:``), and theorems
-from the table of `proofs/README.md`, if a `.v` file holds a theorem of that name. Tests under `tests/explore` walk through
-every state of the code within bounds, so they count as model checking.
+test (`Spec: R4.2`, `Checks: ALIGN`). Models come from `tla/configurations.toml`, and theorems from the table of
+`proofs/README.md`, if a `.v` file holds a theorem of that name. Tests under `tests/explore` walk through every state of the
+code within bounds, so they count as model checking.
 
 ``--check`` writes nothing. It prints every problem, and exits with 1 if there is one.
 """
@@ -16,6 +16,7 @@ import ast
 import re
 import sys
 import textwrap
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -124,12 +125,13 @@ def read_sources() -> Sources:
     for package in ("odb_ref", "simulator"):
         sources.code += _read_claims(ROOT / package)
     sources.tests = _read_claims(ROOT / "tests")
-    for path in sorted((ROOT / "spec" / "tla").glob("*.cfg")):
-        comment = path.read_text(encoding="utf-8")
-        bounds = re.search(r"^\\\* Bounds: (.*)$", comment, re.MULTILINE)
-        for match in _KEPT.findall(comment):
-            for name in re.findall(_NAME, match):
-                sources.models[name].append(f"{path.name} ({bounds[1] if bounds else 'no bounds stated'})")
+    models = tomllib.loads(_read("spec/tla/configurations.toml"))
+    for section in ("holds", "ends"):
+        for name, row in models[section].items():
+            if isinstance(row, dict):
+                bounds = ", ".join(f"{constant}={value}" for constant, value in row["constants"].items())
+                for kept in re.findall(_NAME, row.get("checks", models[section].get("checks", ""))):
+                    sources.models[kept].append(f"`{name}` ({bounds})")
     _read_theorems(sources)
     return sources
 

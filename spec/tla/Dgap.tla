@@ -20,6 +20,11 @@ CONSTANTS
     IsSingleReads, IsEagerEnd,  \* how a source answers: sample by sample, and whether it reports its end with its last sample
     IsLeftInside, \* whether a consumer may also leave in the middle of a step, whose collective then never ends
     Urging,       \* "left": a rank may be urged at any moment after another's consumer left; "always"; "never"
+    MaxLostLoaders, \* the number of ranks that may lose the process that reads and collates for them
+    WindowBytes,  \* the number of samples that a window may hold if it is bounded in bytes (R2.3), one byte each; else 0
+    IsDrawn,      \* whether all ranks draw from one common order (R14), which has all shards' places together, counted from 0
+    UpdateSamples, \* the number of samples in an optimizer update (R16); 0 for the free mode
+    Accepted,     \* the budgets that each rank accepts in turn, each from any moment on (R15): a sequence of sequences
     Variant
 
 VARIABLES
@@ -31,18 +36,7 @@ VARIABLES
 
 vars == <<rank, answer, owed, failures, stops, losses, ops>>
 
-\* The number of ranks that may lose the process that reads and collates for them. A configuration may say `MaxLostLoaders <- One`.
-MaxLostLoaders == 0
-\* The number of samples that a window may hold if it is bounded in bytes (R2.3), one byte each; 0 if it is not bounded.
-WindowBytes == 0
-\* Whether all ranks draw from one common order (R14), which has all shards' places together, counted from 0.
-IsDrawn == FALSE
-\* The number of samples in an optimizer update (R16); 0 for the free mode. A configuration may say `UpdateSamples <- Four`.
-UpdateSamples == 0
-
 Ranks == 1..Len(Shard)
-\* The budgets that each rank accepts in turn, each from any moment on (R15). A configuration may say `Accepted <- B_1_0`.
-Accepted == [r \in Ranks |-> <<>>]
 None == 1000000000
 NoPost == [kind |-> "none"]
 NoOutcome == [kind |-> "none", rank |-> None]

@@ -87,7 +87,7 @@ def test_each_kind_of_problem_is_found(tool: ModuleType, read: Any) -> None:
     assert "NP1 has no test" in find(tests=lambda tests: tests.clear())
     assert "COVER has no test" in find(tests=lambda tests: tests.clear())
     assert "not there: no_such_theorem" in find(missing_theorems=lambda names: names.append("no_such_theorem"))
-    assert "unknown property: WISH" in find(models=lambda models: models.update({"WISH": ["x.cfg"]}))
+    assert "unknown property: WISH" in find(models=lambda models: models.update({"WISH": ["x"]}))
 
 
 @pytest.mark.parametrize("text", ["Spec: R5.3, R7.2 to R7.4.", "Spec: R5.3,\n    R7.2.", "Why. Spec:\n    R5.3."])

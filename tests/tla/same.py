@@ -15,8 +15,8 @@ from odb_ref.core.exchange import Answer
 from odb_ref.core.offer import NONE
 from odb_ref.core.rounds import compute_round_target
 from odb_ref.core.types import Group, Step
+from tests.tla.tlc import TLA_NONE
 
-TLA_NONE = 1_000_000_000
 Label = tuple[object, ...]
 _RANK_FIELDS = (
     "phase round read ended wanted held marks aligned plan collated planned global released queue taken got failed stopped "

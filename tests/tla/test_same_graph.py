@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from odb_sim.explore.bounds import Bounds
@@ -14,45 +15,38 @@ from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.types import Mode
 from tests.tla.same import ACTIONS, Label, label_model_state, label_world
-from tests.tla.tlc import TLA, read_graph, run_tlc
+from tests.tla.tlc import Configuration, read_configurations, read_graph, run_tlc
 
 Edge = tuple[Label, str, Label]
-_NUMBERS = {"none": None, "One": 1, "Two": 2, "Four": 4, "Six": 6}
-CONFIGS = sorted(path.stem for path in TLA.glob("graph_*.cfg"))
+GRAPHS = read_configurations()["graphs"]
 
 
-def _read_bounds(path: Path) -> Bounds:
-    """Returns the bounds of a configuration for the explorer: samples of length 1, and a budget of a group's size."""
-    text = path.read_text()
-    value = dict(re.findall(r"^    (\w+) (?:=|<-) (.*)$", text, re.MULTILINE))
-    sizes = [int(size) for size in value["Shard"].split("_")[1:]]
-    depths = [int(depth) for depth in value["Depth"].split("_")[1:]]
-    quota = int(value["Quota"])
-    accepted = [int(budget) for budget in value.get("Accepted", "").split("_")[1:]]
+def _read_bounds(constants: Mapping[str, Any]) -> Bounds:
+    """Returns a configuration's bounds for the explorer: samples of length 1, and a budget of a group's size."""
     return Bounds(
-        lengths=tuple((1,) * size for size in sizes),
-        budget_tokens=int(value["Cap"]),
+        lengths=tuple((1,) * size for size in constants["Shard"]),
+        budget_tokens=constants["Cap"],
         order=StepOrder.FULLEST,
-        window_samples=int(value["Window"]),
-        ramp_rounds=int(value["Ramp"]),
-        depth_steps=depths[0],
-        is_uneven_depth=len(set(depths)) > 1,
-        is_urged_freely=value["Urging"] == '"always"',
-        is_left_inside=value["IsLeftInside"] == "TRUE",
-        mode=Mode(value["Mode"].strip('"')),
-        quota_samples=quota or None,
-        max_age_rounds=int(value["Age"]),
-        rule=RULES[value["Rule"].strip('"')],
-        failures=int(value["MaxFailures"]),
-        stops=int(value["MaxStops"]),
-        losses=int(value["MaxLosses"]),
-        lost_loaders=int("MaxLostLoaders" in value),
-        is_single_reads=value["IsSingleReads"] == "TRUE",
-        is_shared="IsDrawn" in value,
-        is_eager_end=value["IsEagerEnd"] == "TRUE",
-        window_bytes=_NUMBERS[value.get("WindowBytes", "none")] or 0,
-        update_samples=_NUMBERS[value.get("UpdateSamples", "none")],
-        accepted=tuple((budget,) if budget else () for budget in accepted),
+        window_samples=constants["Window"],
+        ramp_rounds=constants["Ramp"],
+        depth_steps=constants["Depth"][0],
+        is_uneven_depth=len(set(constants["Depth"])) > 1,
+        is_urged_freely=constants["Urging"] == "always",
+        is_left_inside=constants["IsLeftInside"],
+        mode=Mode(constants["Mode"]),
+        quota_samples=constants["Quota"] or None,
+        max_age_rounds=constants["Age"],
+        rule=RULES[constants["Rule"]],
+        failures=constants["MaxFailures"],
+        stops=constants["MaxStops"],
+        losses=constants["MaxLosses"],
+        lost_loaders=constants["MaxLostLoaders"],
+        is_single_reads=constants["IsSingleReads"],
+        is_shared=constants["IsDrawn"],
+        is_eager_end=constants["IsEagerEnd"],
+        window_bytes=constants["WindowBytes"],
+        update_samples=constants["UpdateSamples"] or None,
+        accepted=tuple(map(tuple, constants["Accepted"])),
     )
 
 
@@ -84,8 +78,8 @@ def _walk_code(bounds: Bounds) -> tuple[int, set[Label], set[Edge]]:
     return len(worlds), set(labels.values()), edges
 
 
-def _walk_model(config: Path, work: Path) -> tuple[list[Label], set[Edge]]:
-    result = run_tlc(config, work, arguments=("-deadlock", "-dump", "dot,actionlabels", str(work / "graph")))
+def _walk_model(configuration: Configuration, work: Path) -> tuple[list[Label], set[Edge]]:
+    result = run_tlc(configuration, work, "-dump", "dot,actionlabels", str(work / "graph"))
     assert result.error == "", result.output
     nodes, edges = read_graph(work / "graph.dot")
     labels = {number: label_model_state(state) for number, state in nodes.items()}
@@ -96,11 +90,11 @@ def _walk_model(config: Path, work: Path) -> tuple[list[Label], set[Edge]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
-def test_the_model_and_the_code_have_the_same_graph(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("configuration", GRAPHS.values(), ids=GRAPHS)
+def test_the_model_and_the_code_have_the_same_graph(configuration: Configuration, tmp_path: Path) -> None:
     """Checks: FREE, TERM, ALIGN, CONSERVE."""
-    model_nodes, model_edges = _walk_model(TLA / f"{name}.cfg", tmp_path)
-    code_worlds, code_nodes, code_edges = _walk_code(_read_bounds(TLA / f"{name}.cfg"))
+    model_nodes, model_edges = _walk_model(configuration, tmp_path)
+    code_worlds, code_nodes, code_edges = _walk_code(_read_bounds(configuration.constants))
     # Labels identify states: no two states of one side share one.
     assert len(set(model_nodes)) == len(model_nodes)
     assert len(code_nodes) == code_worlds

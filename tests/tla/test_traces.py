@@ -50,7 +50,7 @@ def _record(path: Path, name: str, seed: int) -> Path:
 
 def _check(paths: list[Path], work: Path) -> Result:
     header, records = read_records(paths)
-    return run_tlc(write_trace_data(header, records, work), work, module="TraceCheck")
+    return run_tlc(write_trace_data(header, records, work), work)
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_a_budget_that_a_rank_was_not_told_of_is_refused(tmp_path: Path) -> None
     told = [i for i, record in enumerate(records) if record.event and record.event["kind"] == "budget_accepted"]
     assert told
     del records[told[0]]
-    result = run_tlc(write_trace_data(header, records, tmp_path), tmp_path, module="TraceCheck")
+    result = run_tlc(write_trace_data(header, records, tmp_path), tmp_path)
     assert result.error == REFUSED, result.output[-2000:]
 
 
@@ -95,7 +95,7 @@ def test_files_of_one_rank_each_are_merged(tmp_path: Path) -> None:
     assert merged != by_rank
     for rank in range(header.world_size):
         assert [r for r in merged if r.rank == rank] == [r for r in records if r.rank == rank]
-    result = run_tlc(write_trace_data(header, merged, tmp_path), tmp_path, module="TraceCheck")
+    result = run_tlc(write_trace_data(header, merged, tmp_path), tmp_path)
     assert result.error == "", result.output[-3000:]
 
 
@@ -174,7 +174,7 @@ def test_a_tampered_trace_is_refused(way: str, tmp_path: Path) -> None:
             records = [_offer_otherwise(record, lambda _: 0) for record in records]
         case "keep two":
             records = [_offer_otherwise(record, lambda groups: max(1, groups - 2)) for record in records]
-    result = run_tlc(write_trace_data(header, records, tmp_path), tmp_path, module="TraceCheck")
+    result = run_tlc(write_trace_data(header, records, tmp_path), tmp_path)
     assert result.error == REFUSED, result.output[-3000:]
 
 

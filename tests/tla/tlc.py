@@ -1,19 +1,30 @@
-"""Runs TLC on a configuration of spec/tla, and reads the graph that it dumps."""
+"""Runs TLC on a configuration of spec/tla, and reads the graph that it dumps.
+
+By hand: ``python -m tests.tla.tlc safety_w2``, with arguments of TLC behind the name.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from odb_ref.core.offer import NONE
 from tests.helpers.capture import capture
 
 TLA = Path(__file__).parents[2] / "spec" / "tla"
+TLA_NONE = 1_000_000_000
+_FILE = tomllib.loads((TLA / "configurations.toml").read_text())
 Value = object
 
 
@@ -51,16 +62,90 @@ class Result:
     output: str
 
 
-def run_tlc(config: Path, work: Path, *, module: str = "MC", arguments: tuple[str, ...] = ()) -> Result:
-    """Model-checks one configuration. TLC's own files go into ``work``."""
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """What TLC checks, and of which values of the constants."""
+
+    constants: Mapping[str, Value]
+    module: str = "Dgap"
+    specification: str = "Spec"
+    invariants: str = ""
+    properties: str = ""
+    is_end_a_deadlock: bool = True
+    reason: str = ""
+    """Why it must fail: "deadlock" or the name of what is violated. Empty if it must hold."""
+
+
+def complete(constants: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the given constants, and for each other the value that it has unless a configuration says otherwise."""
+    ranks = len(constants["Shard"])
+    return {**_FILE["constants"], "Depth": [1] * ranks, "Accepted": [[]] * ranks, **constants}
+
+
+def read_configurations() -> dict[str, dict[str, Configuration]]:
+    """Returns the configurations of spec/tla by section and name."""
+    found: dict[str, dict[str, Configuration]] = {}
+    for section in ("holds", "ends", "fails", "graphs"):
+        shared = {name: value for name, value in _FILE[section].items() if isinstance(value, str)}
+        rows = {name: row for name, row in _FILE[section].items() if name not in shared}
+        found[section] = {name: _make(section, shared | row) for name, row in rows.items()}
+    return found
+
+
+def _make(section: str, row: Mapping[str, Any]) -> Configuration:
+    constants = complete(row if section == "graphs" else row["constants"])
+    reason = row.get("reason", "")
+    checks: dict[str, Any]
+    if section == "ends" or reason == "EndsAtLast":
+        checks = {"specification": "FairSpec", "properties": "EndsAtLast", "is_end_a_deadlock": False}
+    elif section == "holds":
+        checks = {"invariants": row["invariants"], "properties": row["properties"]}
+    elif section == "fails":
+        checks = {"invariants": "" if reason == "deadlock" else reason}
+    else:
+        checks = {"is_end_a_deadlock": False}
+    return Configuration(constants=constants, reason=reason, **checks)
+
+
+def to_tla(value: Value) -> str:
+    """Returns a value as TLA+ writes it. A mapping is a record."""
+    match value:
+        case bool():
+            return "TRUE" if value else "FALSE"
+        case int():
+            return str(TLA_NONE if value == NONE else value)
+        case str():
+            return f'"{value}"'
+        case Mapping():
+            return "[" + ", ".join(f"{key} |-> {to_tla(item)}" for key, item in value.items()) + "]"
+        case Sequence():
+            return "<<" + ", ".join(map(to_tla, value)) + ">>"
+        case _:
+            raise TypeError(f"no TLA+ value for {value!r}")
+
+
+def run_tlc(configuration: Configuration, work: Path, *arguments: str) -> Result:
+    """Model-checks one configuration. Its files and TLC's own go into ``work``."""
     jar = require_tlc()
     for path in TLA.glob("*.tla"):
         shutil.copy(path, work)
+    # A configuration file cannot write a sequence, so each constant is a definition in a module of its own.
+    constants = configuration.constants
+    definitions = "".join(f"The{name} == {to_tla(value)}\n" for name, value in constants.items())
+    (work / "MC.tla").write_text(f"---- MODULE MC ----\nEXTENDS {configuration.module}\n{definitions}====\n")
+    checked = {"INVARIANTS": configuration.invariants, "PROPERTIES": configuration.properties}
+    (work / "MC.cfg").write_text(
+        f"SPECIFICATION {configuration.specification}\nCONSTANTS\n"
+        + "".join(f"    {name} <- The{name}\n" for name in constants)
+        + "".join(f"{kind} {names}\n" for kind, names in checked.items() if names)
+    )
+    if not configuration.is_end_a_deadlock:
+        arguments = ("-deadlock", *arguments)
     command = [
         # TLC unpacks its standard modules into the temporary folder, and removes them at its end, also those of another run.
         "java", f"-Djava.io.tmpdir={work}",
         "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx1g", "-cp", str(jar), "tlc2.TLC", "-workers", "1",
-        "-metadir", str(work / "meta"), "-config", str(config), *arguments, module,
+        "-metadir", str(work / "meta"), *arguments, "MC",
     ]  # fmt: skip
     done = capture(command, cwd=work, timeout=280)
     errors = [line for line in done.stdout.splitlines() if line.startswith("Error: ") and line != "Error: "]
@@ -144,3 +229,13 @@ def read_graph(path: Path) -> tuple[dict[str, dict[str, Value]], set[tuple[str, 
             text = re.sub(r"\\(.)", lambda escaped: "\n" if escaped[1] == "n" else escaped[1], match[2])
             nodes[match[1]] = parse_state(text)
     return nodes, edges
+
+
+if __name__ == "__main__":
+    everything = {name: one for section in read_configurations().values() for name, one in section.items()}
+    if len(sys.argv) < 2 or sys.argv[1] not in everything:
+        sys.exit(
+            f"usage: python -m tests.tla.tlc NAME [argument of TLC]..., where NAME is one of {', '.join(everything)}"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        print(run_tlc(everything[sys.argv[1]], Path(folder), *sys.argv[2:]).output)

@@ -9,27 +9,9 @@ from pathlib import Path
 from odb_ref.core.offer import NONE
 from odb_ref.trace.format import Header, JsonObject, Record
 from odb_ref.trace.reading import read_trace
-from tests.tla.same import TLA_NONE
+from tests.tla.tlc import TLA_NONE, Configuration, complete, to_tla
 
 _ANSWERS = {"agreed": "post_offer", "counted": "post_counts", "reported": "post_report"}
-
-
-def _to_tla(value: object) -> str:
-    match value:
-        case bool():
-            return "TRUE" if value else "FALSE"
-        case int() if value == NONE:
-            return str(TLA_NONE)
-        case int():
-            return str(value)
-        case str():
-            return f'"{value}"'
-        case Mapping():
-            return "[" + ", ".join(f"{key} |-> {_to_tla(item)}" for key, item in value.items()) + "]"
-        case Sequence():
-            return "<<" + ", ".join(map(_to_tla, value)) + ">>"
-        case _:
-            raise TypeError(f"no TLA+ value for {value!r}")
 
 
 def _who(rank: object) -> object:
@@ -128,9 +110,9 @@ def read_records(paths: Sequence[Path]) -> tuple[Header, list[Record]]:
     return header, merge(header.world_size, records) if len(paths) > 1 else records
 
 
-def write_trace_data(header: Header, records: Sequence[Record], work: Path) -> Path:
-    """Writes TraceData.tla and a configuration into ``work``, and returns the latter's path. The queue depth, which is not in
-    the header, is the largest number of steps that any queue held.
+def write_trace_data(header: Header, records: Sequence[Record], work: Path) -> Configuration:
+    """Writes TraceData.tla into ``work``, and returns what TLC checks of it. The queue depth, which is not in the header, is
+    the largest number of steps that any queue held.
     """
     budget_tokens = _integer(header.config["budget_tokens"])
     lines = [_convert(record, budget_tokens) for record in records]
@@ -153,26 +135,19 @@ def write_trace_data(header: Header, records: Sequence[Record], work: Path) -> P
             assert isinstance(post, dict)
             given[agreement["round"]] = len(post["sizes"]) if post["kind"] == "counts" else TLA_NONE
     targets = [given.get(round_, TLA_NONE) for round_ in range(max(given, default=-1) + 1)]
-    body = ",\n".join(map(_to_tla, lines))
+    body = ",\n".join(map(to_tla, lines))
     (work / "TraceData.tla").write_text(
-        "---- MODULE TraceData ----\n"
-        f"TraceShard == {_to_tla(shards)}\nTraceDepth == {_to_tla(depths)}\nGiven == {_to_tla(targets)}\n"
-        f"Trace == <<\n{body}\n>>\n====\n"
+        f"---- MODULE TraceData ----\nGiven == {to_tla(targets)}\nTrace == <<\n{body}\n>>\n====\n"
     )
     config = header.config
-    values = {
-        "Cap": budget_tokens, "Window": config["window_samples"], "Ramp": config["ramp_rounds"],
-        "Age": config["max_age_rounds"],
-        "Mode": f'"{config["mode"]}"', "Quota": config["quota_samples"] or 0, "Rule": '"any"', "MaxFailures": 0,
-        "MaxStops": 0, "MaxLosses": 0, "IsSingleReads": "FALSE", "IsEagerEnd": "FALSE", "IsLeftInside": "FALSE",
-        "Urging": '"never"', "Variant": '"none"',
+    constants = {
+        "Shard": shards, "Depth": depths, "Cap": budget_tokens, "Window": config["window_samples"],
+        "Ramp": config["ramp_rounds"], "Age": config["max_age_rounds"], "Mode": config["mode"],
+        "Quota": config["quota_samples"] or 0, "Rule": "any", "Urging": "never",
     }  # fmt: skip
-    path = work / "trace.cfg"
-    constants = "".join(f"    {name} = {value}\n" for name, value in values.items())
-    path.write_text(
-        f"SPECIFICATION TraceSpec\nCONSTANTS\n    Shard <- TraceShard\n    Depth <- TraceDepth\n{constants}INVARIANTS Kept\n"
+    return Configuration(
+        constants=complete(constants), module="TraceCheck", specification="TraceSpec", invariants="Kept"
     )
-    return path
 
 
 def _integer(value: object) -> int:

@@ -124,7 +124,7 @@ _SUITES: Final = (
     _Suite(
         name="TLC",
         property="AS-MODELLED",
-        says="the TLA+ model's graph, as TLC walks it (spec/tla/graph_*.cfg), is the core's; traces are behaviours of it",
+        says="the TLA+ model's graph, as TLC walks it (spec/tla), is the core's; traces are behaviours of it",
         tests=("tests/tla/test_same_graph.py", "tests/tla/test_traces.py"),
         doubts=_PROVED,
     ),
