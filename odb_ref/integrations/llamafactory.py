@@ -43,7 +43,7 @@ from transformers import Trainer, TrainerCallback
 
 from odb_ref.integrations.hf import ODBTrainer, enable
 from odb_ref.integrations.hf.data import PAIRS, has_pairs
-from odb_ref.integrations.hf.steps import ODBOptions
+from odb_ref.integrations.hf.options import ODBOptions
 from odb_ref.torch import UsageError
 from odb_ref.torch.settings import GROUP_OF, SharedArguments
 

@@ -34,7 +34,7 @@ from transformers import Trainer
 
 from odb_ref.integrations.hf import ODBTrainer, enable
 from odb_ref.integrations.hf.data import PAIRS, CollatedLength, has_pairs
-from odb_ref.integrations.hf.steps import ODBOptions, TrainerArguments
+from odb_ref.integrations.hf.options import ODBOptions, TrainerArguments
 from odb_ref.torch import UsageError
 from odb_ref.torch.settings import check_spelling, spread
 

@@ -51,15 +51,16 @@ class Recorder(ODBTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.updates: list[list[int]] = []
-        self.steps = 0
+        self.is_begun = False
 
     def note(self, inputs: Any) -> None:
         numbers = inputs.pop("numbers").tolist()
         if STEP_INFO in inputs:  # otherwise it evaluates
-            if self.steps % self.args.gradient_accumulation_steps == 0:
+            info = inputs[STEP_INFO]
+            if not self.is_begun:
                 self.updates.append([])
-            self.steps += 1
-            self.updates[-1] += [] if inputs[STEP_INFO].is_idle else numbers
+            self.is_begun = not info.is_update_end
+            self.updates[-1] += [] if info.is_idle else numbers
 
     def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
         self.note(inputs)

@@ -138,7 +138,7 @@ def read_streams(rank: int, folder: Path) -> Any:
         said.append(str(caught.value))
     odb = replace(AUTO, loader=nested(**(OPTIONS | {"shard": "given"})))
     trainer = make_trainer(rank, folder, odb=odb, train_dataset=Stream(is_split=True), **settings)
-    steps = iter(trainer.get_train_dataloader())
+    steps = [batch for update in trainer.get_train_dataloader() for batch in update.parts]
     numbers = [number for batch in steps if not batch[STEP_INFO].is_idle for number in batch["numbers"].tolist()]
     for kind in (Unprepared, Batches):
         enabled = enable(kind(Model(), TrainingArguments(str(folder), report_to=[], use_cpu=True)), AUTO)

@@ -22,7 +22,7 @@ from odb_ref.compat.handle import ODBHandle
 from odb_ref.compat.integrations.bridge import BridgeState
 from odb_ref.compat.step_info import ODBStepInfo, carries_step, pop_step_info
 from odb_ref.integrations.hf import enable
-from odb_ref.integrations.hf.steps import ODBOptions
+from odb_ref.integrations.hf.options import ODBOptions
 from odb_ref.torch import UsageError
 from odb_ref.torch.settings import arrange, spread
 

@@ -4,7 +4,7 @@ from odb_ref.extras import require
 
 require(__name__, "transformers", "accelerate", extra="transformers")
 
-from odb_ref.integrations.hf.steps import STEP_INFO, ODBOptions
+from odb_ref.integrations.hf.options import STEP_INFO, ODBOptions
 from odb_ref.integrations.hf.trainer import ODBTrainer, enable
 
 __all__ = ["STEP_INFO", "ODBOptions", "ODBTrainer", "enable"]

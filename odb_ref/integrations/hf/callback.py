@@ -18,7 +18,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Corrects the number of updates in the progress bar, if it is an estimate."""
         trainer = self._trainer
-        if args.max_steps > 0 or trainer.progress is None or trainer.trainer_updates is not None:
+        if args.max_steps > 0 or trainer.progress is None or not trainer.is_free:
             return
         # Keep it an estimate until the last update of the last epoch is about to be made.
         at_least = state.global_step + 2
@@ -47,22 +47,17 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         """Sets the progress of training, and whether to evaluate, save or stop."""
-        progress, updates = self._trainer.progress, self._trainer.trainer_updates
-        if updates is not None and (epoch := updates.compute_epoch(args.max_steps)) is not None:
+        trainer, progress, odb = self._trainer, self._trainer.progress, self._trainer.odb
+        if (epoch := trainer.compute_epoch()) is not None:
             state.epoch = epoch
         if progress is not None:
-            if updates is None:
-                state.epoch = progress.epochs
-            intervals = self._trainer.odb.intervals
-            control.should_evaluate |= intervals.is_evaluation_due(progress)
-            control.should_save |= intervals.is_save_due(progress)
-            limit = self._trainer.odb.max_samples
-            if (limit is not None and progress.samples >= limit) or (
-                updates is None and args.max_steps <= 0 and progress.epochs >= args.num_train_epochs
-            ):
+            control.should_evaluate |= odb.intervals.is_evaluation_due(progress)
+            control.should_save |= odb.intervals.is_save_due(progress)
+            has_samples = odb.max_samples is not None and progress.samples >= odb.max_samples
+            if has_samples or (trainer.is_free and args.max_steps <= 0 and progress.epochs >= args.num_train_epochs):
                 state.max_steps = state.global_step
                 control.should_training_stop = True
-        if state.global_step >= state.max_steps and updates is None:
+        if state.global_step >= state.max_steps and trainer.is_free:
             # Otherwise the Trainer adds this rank's loss of the last updates to its train_loss, not that of all ranks.
             control.should_log = True
 

@@ -16,7 +16,8 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from odb_ref.integrations.hf.data import make_counting_options, take_share
 from odb_ref.integrations.hf.gathering import gather_rows
-from odb_ref.integrations.hf.steps import ODBOptions
+from odb_ref.integrations.hf.options import STEP_INFO, ODBOptions
+from odb_ref.integrations.hf.updates import UpdateBatch
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.from_dataloader import read_options
 from odb_ref.torch.gathering import all_reduce, gather_objects
@@ -191,7 +192,15 @@ class EvaluatingTrainer(Trainer):  # type: ignore[misc]
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, object], *args: object, **kwargs: object
     ) -> tuple[Tensor | None, object, object]:
-        """Returns the Trainer's result, the mean loss of a batch and the model's outputs, after noting the loss."""
+        """Returns the Trainer's result, the mean loss of a batch and the model's outputs, after noting the loss.
+
+        Raises: UsageError for a batch of the training loader.
+        """
+        if isinstance(inputs, UpdateBatch) or STEP_INFO in inputs:
+            raise UsageError(
+                "an evaluation reads the training loader, whose losses are weighted for training: do not override "
+                "get_eval_dataloader, or pass ODBOptions(evaluation={...})"
+            )
         result: tuple[Tensor | None, object, object] = super().prediction_step(model, inputs, *args, **kwargs)
         if self._evaluation is not None and result[0] is not None:
             self._evaluation.note_loss(result[0])

@@ -8,8 +8,8 @@ With `ODBOptions.survives_out_of_memory` a pass is still the Trainer's own ``tra
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,8 @@ from transformers import Trainer
 from odb_ref.integrations.accelerate import accumulating
 from odb_ref.integrations.hf.evaluation import EvaluatingTrainer
 from odb_ref.integrations.hf.gathering import gathering
+from odb_ref.integrations.hf.options import STEP_INFO, Inputs
 from odb_ref.integrations.hf.saving import SavedLoader, write_state
-from odb_ref.integrations.hf.steps import STEP_INFO, Inputs, TrainerSteps
 from odb_ref.integrations.hf.updates import TrainerUpdates, UpdateBatch, cut_rows, is_idle
 from odb_ref.integrations.hf.versions import compute_predicted_share
 from odb_ref.integrations.progress import Progress
@@ -60,7 +60,30 @@ class LossFn(Protocol):
         """Returns the loss, or a tuple of the loss and the model's outputs."""
 
 
-_LOSS: Final = "compute_loss"
+class TrainingStep(Protocol):
+    """A Trainer's ``training_step``."""
+
+    def __call__(self, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
+        """Adds the gradients of a batch, and returns its loss."""
+
+
+@contextmanager
+def covering(trainer: Trainer, name: str, function: TrainingStep | LossFn) -> Iterator[None]:
+    """Within the context, the Trainer calls this function in place of its method.
+
+    An instance attribute covers the methods of all classes, so this includes whatever a subclass adds to the method.
+    """
+    own = vars(trainer).get(name)
+    vars(trainer)[name] = function
+    try:
+        yield
+    finally:
+        del vars(trainer)[name]
+        if own is not None:
+            vars(trainer)[name] = own
+
+
+_OVERRIDDEN: Final = "the loss would be normalised twice: do not override ODBTrainer's get_batch_samples"
 _MEMORY: Final = "memory"
 _METRICS: Final = "metrics"
 
@@ -81,7 +104,8 @@ class SteppingTrainer(EvaluatingTrainer):
     """True once a loss of the present update is weighted."""
     counts_first = False
     """Whether a plain Trainer's divisor also counts first labels, which have no loss."""
-    _steps: TrainerSteps | TrainerUpdates | None = None
+    _updates: TrainerUpdates | None = None
+    """The train loader, while training runs."""
     _before: SavedLoader | None = None
     """The position of training before an update that was read but not yet made. None if there is no such update."""
     _guard: UpdateGuard[Inputs] | None = None
@@ -89,9 +113,7 @@ class SteppingTrainer(EvaluatingTrainer):
     """The budgets that this rank accepts, by their source. The lowest applies."""
 
     def training_step(self, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
-        """Adds the gradients of a batch, or of all parts of an update, and returns the loss, like the Trainer."""
-        if isinstance(inputs, UpdateBatch):
-            return self._run_update(model, inputs, *args, **kwargs)
+        """Adds the gradients of a batch, and returns the loss, like the Trainer."""
         info = inputs.get(STEP_INFO)
         if not isinstance(info, StepInfo):
             return cast(Tensor, super().training_step(model, inputs, *args, **kwargs))
@@ -109,14 +131,22 @@ class SteppingTrainer(EvaluatingTrainer):
             self.progress.note_step(info)
         return loss
 
-    def _run_update(self, model: nn.Module, update: UpdateBatch, *args: object, **kwargs: object) -> Tensor:
-        """Returns the sum of the weighted losses. The last part averages the gradients over ranks."""
+    def _run_update(
+        self, step: TrainingStep, model: nn.Module, update: Inputs, *args: object, **kwargs: object
+    ) -> Tensor:
+        """Runs the Trainer's training step for each part of an update, and returns the sum of the weighted losses. The last
+        part averages the gradients over ranks.
+        """
+        if not isinstance(update, UpdateBatch):
+            return step(model, update, *args, **kwargs)
+        if self._before is None:
+            raise UsageError(f"an update was read without `begin_update`, so {_OVERRIDDEN}")
         loss = torch.zeros((), device=self.args.device)
         for part in update.parts:
             info = part[STEP_INFO]
             is_end = isinstance(info, StepInfo) and info.is_update_end
             with accumulating(self.accelerator, model, is_update_end=is_end):
-                loss += self.training_step(model, part, *args, **kwargs)
+                loss += step(model, part, *args, **kwargs)
         return loss
 
     def floating_point_ops(self, inputs: Inputs) -> int:
@@ -132,18 +162,13 @@ class SteppingTrainer(EvaluatingTrainer):
             super()._track_num_input_tokens(cut_rows(part) if is_idle(part) else part)
 
     def _run_whole(self, info: StepInfo, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
-        own = self.__dict__.get(_LOSS)
         compute = partial(self._compute_weighed, info) if self.takes_step_info else self._compute_as_given
-        # An instance attribute hides the methods of all classes, so whatever a subclass adds to a loss is weighted too.
-        self.__dict__[_LOSS] = partial(compute, self.compute_loss)
         self.weighed = info
         try:
-            return cast(Tensor, super().training_step(model, inputs, *args, **kwargs))
+            with covering(self, "compute_loss", partial(compute, self.compute_loss)):
+                return cast(Tensor, super().training_step(model, inputs, *args, **kwargs))
         finally:
             self.weighed = None
-            del self.__dict__[_LOSS]
-            if own is not None:
-                self.__dict__[_LOSS] = own
 
     def _compute_weighed(
         self, info: StepInfo, compute_loss: LossFn, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object
@@ -153,10 +178,7 @@ class SteppingTrainer(EvaluatingTrainer):
         Raises: UsageError when the Trainer has counted tokens itself.
         """
         if kwargs.get("num_items_in_batch") is not None:
-            raise UsageError(
-                "num_items_in_batch is set for a training batch, so the loss would be normalised twice: do not override "
-                "ODBTrainer's get_batch_samples"
-            )
+            raise UsageError(f"num_items_in_batch is set for a training batch, so {_OVERRIDDEN}")
         self._is_weighed, share = True, 1.0
         if self.counts_first:
             share = compute_predicted_share(inputs.get("labels"))
@@ -254,14 +276,20 @@ class SteppingTrainer(EvaluatingTrainer):
         return min(1.0, max(shares))
 
     @property
-    def trainer_updates(self) -> TrainerUpdates | None:
-        """The updates of this training, if they hold a fixed number of samples."""
-        return self._steps if isinstance(self._steps, TrainerUpdates) else None
+    def is_free(self) -> bool:
+        """True in the free mode, in which updates hold different numbers of samples."""
+        return self.odb.update_samples is None
+
+    def compute_epoch(self) -> float | None:
+        """Returns the Trainer's fractional epoch, or None before the first update."""
+        if self.is_free or self._updates is None:
+            return None if self.progress is None else self.progress.epochs
+        return self._updates.compute_epoch(self.args.max_steps)
 
     @property
     def is_ending(self) -> bool:
         """True if the Trainer holds the last batches of ``num_train_epochs``, a whole number."""
-        newest = None if self._steps is None else self._steps.newest
+        newest = None if self._updates is None else self._updates.newest
         return newest is not None and newest.is_last and newest.epoch + 1 >= self.args.num_train_epochs
 
     def begin_update(self) -> None:
@@ -285,9 +313,9 @@ class SteppingTrainer(EvaluatingTrainer):
         self._before = None
 
     def _compute_place(self) -> SavedLoader | None:
-        if self._steps is None or self.progress is None:
+        if self._updates is None or self.progress is None:
             return None
-        place, progress = self._steps.loader.state_dict(), self.progress.state_dict()
+        place, progress = self._updates.loader.state_dict(), self.progress.state_dict()
         return {"loader": place, "progress": progress, "accepted": self._accepted}
 
     def write_loader_state(self, folder: Path) -> None:
@@ -316,13 +344,13 @@ class SteppingTrainer(EvaluatingTrainer):
 
     def note_metrics(self, metrics: dict[str, float]) -> None:
         """Asks `ODBOptions.budget_from_metrics` for the budget to accept after an evaluation."""
-        if self.odb.budget_from_metrics is not None and self._steps is not None:
+        if self.odb.budget_from_metrics is not None and self._updates is not None:
             tokens = self.odb.budget_from_metrics(metrics, self.accepted_budget)
             if tokens is not None:
                 self.accept_budget(tokens)
 
     def _accept(self, by: str, tokens: int) -> None:
         accepted = self._accepted | {by: tokens}
-        if self._steps is not None:
-            self._steps.loader.accept_budget(min(accepted.values()))
+        if self._updates is not None:
+            self._updates.loader.accept_budget(min(accepted.values()))
         self._accepted = accepted

@@ -13,10 +13,8 @@ supervised tokens. `StepInfo.scale` weights this mean in a training pass, and ``
 divide anything. The logged loss is then also the mean over the supervised tokens of all ranks.
 
 In the free mode, ``update_samples=None``, the number of updates in an epoch is unknown before its end. Training is bounded by
-``max_steps``, by ``num_train_epochs``, which may end in the middle of an epoch, or by `ODBOptions.max_samples`. If the end of
-an epoch does not fill an update, the Trainer's loop takes no optimizer step for it, and would carry its gradient into the next
-epoch. So such an epoch ends with up to ``gradient_accumulation_steps - 1`` idle replays. ``docs/howto/frameworks/trainer.md``
-lists what else differs from a plain Trainer.
+``max_steps``, by ``num_train_epochs``, which may end in the middle of an epoch, or by `ODBOptions.max_samples`.
+``docs/howto/frameworks/trainer.md`` lists what else differs from a plain Trainer.
 
 Each rank saves its position as ``odb_loader_<rank>.json`` in a checkpoint's folder. To resume with another number of ranks, all
 of these files must be on every rank. `enable` turns an existing Trainer into an `ODBTrainer`. DataParallel, sequence, context
@@ -25,10 +23,10 @@ and tensor parallelism, and ``auto_find_batch_size`` are refused.
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, MutableMapping
+from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
@@ -46,14 +44,14 @@ from odb_ref.integrations.accelerate import check_strategy, find_batch_sampler, 
 from odb_ref.integrations.hf.callback import TrainerHooks
 from odb_ref.integrations.hf.data import choose_layout, take_share, warn_of_shards
 from odb_ref.integrations.hf.gathering import gathering
-from odb_ref.integrations.hf.guard import LossAndOutputs, SteppingTrainer
+from odb_ref.integrations.hf.guard import LossAndOutputs, SteppingTrainer, covering
 from odb_ref.integrations.hf.losses import check_pair_loss, warn_of_other_losses
+from odb_ref.integrations.hf.options import STEP_INFO, ODBOptions, check_arguments, check_engine
 from odb_ref.integrations.hf.saving import SavedLoader, check_updates, read_plain_updates, read_states
-from odb_ref.integrations.hf.steps import STEP_INFO, ODBOptions, TrainerSteps, check_arguments, check_engine
 from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch
 from odb_ref.integrations.hf.versions import compute_split, counts_first_labels, get_sampling
 from odb_ref.integrations.progress import Intervals, Progress
-from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+from odb_ref.torch import ODBDataLoader, UsageError
 from odb_ref.torch.from_dataloader import lists_all
 from odb_ref.torch.settings import arrange
 
@@ -90,7 +88,7 @@ class ODBTrainer(SteppingTrainer):
         if "scaling" not in odb.settings:
             check_pair_loss(self.args, self.train_dataset)
         self.odb = odb
-        self._info = self.progress = self._steps = self._guard = self._before = None
+        self._info = self.progress = self._updates = self._guard = self._before = None
         self._accepted = {}
         self._saved: list[SavedLoader] = []
         self._made = 0
@@ -101,7 +99,7 @@ class ODBTrainer(SteppingTrainer):
 
     # Loader and steps ------------------------------------------------------------------------------------------------
 
-    def get_train_dataloader(self) -> TrainerSteps | TrainerUpdates:
+    def get_train_dataloader(self) -> TrainerUpdates:
         """Returns the steps of this rank, over the data set and data collator that the Trainer has prepared for its own loader.
 
         Raises: UsageError, like the class.
@@ -156,13 +154,10 @@ class ODBTrainer(SteppingTrainer):
             loader.load_state_dict([state["loader"] for state in self._saved])
             loader.state_dict()  # raises if the state does not fit
             check_updates(self._saved[0], update_samples)
-        if update_samples is None:
-            self._steps = TrainerSteps(loader, k)
-        else:
-            if batches is None and loader.has_updates_per_epoch:
-                batches = loader.updates_per_epoch * k
-            self._steps = TrainerUpdates(loader, source, k, batches, carried, made=self._made)
-        return self._steps
+        if batches is None and loader.has_updates_per_epoch:
+            batches = loader.updates_per_epoch * k
+        self._updates = TrainerUpdates(loader, source, k, batches, carried, made=self._made)
+        return self._updates
 
     def _check_settings(self) -> None:
         check_strategy(self.accelerator)
@@ -174,7 +169,7 @@ class ODBTrainer(SteppingTrainer):
             )
         if compute_split(self) > 1:
             raise UsageError("ODBTrainer does not run with sequence, context or tensor parallelism")
-        check_arguments(self.args, is_free=self.odb.update_samples is None)
+        check_arguments(self.args, is_free=self.is_free)
         if self.odb.update_samples == PLAIN:
             warn_of_other_losses(self)
         if self.accelerator.distributed_type is DistributedType.DEEPSPEED:
@@ -195,7 +190,7 @@ class ODBTrainer(SteppingTrainer):
             )
 
     def set_initial_training_values(
-        self, args: TrainingArguments, dataloader: DataLoader[object] | TrainerSteps | TrainerUpdates, *batch: int
+        self, args: TrainingArguments, dataloader: DataLoader[object] | TrainerUpdates, *batch: int
     ) -> tuple[int, int, int, int, float, int, int]:
         """Returns the Trainer's bounds: those of ``max_steps``, or epochs that end when the loader ends them.
 
@@ -204,29 +199,30 @@ class ODBTrainer(SteppingTrainer):
         Raises: UsageError when the updates of an epoch are neither given nor can be estimated.
         """
         k = args.gradient_accumulation_steps
-        updates = self.odb.updates_per_epoch if isinstance(dataloader, TrainerSteps) else None
-        if isinstance(dataloader, TrainerSteps) and updates is None and args.max_steps <= 0:
+        free = dataloader if isinstance(dataloader, TrainerUpdates) and self.is_free else None
+        updates = None if free is None else self.odb.updates_per_epoch
+        if free is not None and updates is None and args.max_steps <= 0:
             try:
-                updates = -(-dataloader.loader.estimate_steps() // k)
+                updates = -(-free.loader.estimate_steps() // k)
             except UsageError as error:
                 raise UsageError(
                     f"the number of updates in an epoch cannot be determined ({error}): set max_steps, or "
                     "ODBOptions(updates_per_epoch=...), an estimate for the learning-rate schedule and the progress bar"
                 ) from error
-        if isinstance(dataloader, TrainerSteps | TrainerUpdates):
+        if isinstance(dataloader, TrainerUpdates):
             self.progress = Progress(updates or max(1, args.max_steps))
             if self._saved:
                 self.progress.load_state_dict(self._saved[0]["progress"])
-        if not isinstance(dataloader, TrainerSteps) or updates is None or args.max_steps > 0:
+        if free is None or updates is None or args.max_steps > 0:
             values: tuple[int, int, int, int, float, int, int] = super().set_initial_training_values(
                 args, dataloader, *batch
             )
             return values
-        dataloader.batches = _UNBOUNDED * k if batch else None
+        free.batches = _UNBOUNDED * k if batch else None
         epochs = math.ceil(args.num_train_epochs)
         samples = updates * self.get_total_train_batch_size(args)
         return (
-            epochs - dataloader.first_epoch,
+            epochs - free.first_epoch,
             _UNBOUNDED,
             samples,
             samples * epochs,
@@ -239,7 +235,7 @@ class ODBTrainer(SteppingTrainer):
         """Returns the Trainer's scheduler. It follows the samples, unless ``max_steps`` or fixed updates bound training."""
         is_new = self.lr_scheduler is None
         scheduler: LRScheduler = super().create_scheduler(num_training_steps, optimizer)
-        is_bounded = self.args.max_steps > 0 or isinstance(self._steps, TrainerUpdates)
+        is_bounded = self.args.max_steps > 0 or not self.is_free
         if is_new and self.odb.follows_samples and not is_bounded and isinstance(scheduler, LambdaLR):
             follow = self._follow_samples
             scheduler.lr_lambdas = [follow(function, num_training_steps) for function in scheduler.lr_lambdas]
@@ -253,12 +249,11 @@ class ODBTrainer(SteppingTrainer):
     def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
         """Logs like the Trainer, and adds the share of the epoch trained on, and corrects the samples per second."""
         if self.progress is not None and ("loss" in logs or "train_runtime" in logs):
-            is_free = not isinstance(self._steps, TrainerUpdates)
-            if self.progress.is_exact and is_free:
+            if self.progress.is_exact and self.is_free:
                 logs["train_coverage"] = self.progress.coverage
             if self._guard is not None:
                 logs["out_of_memory"] = self._guard.all_failures
-            if logs.get("train_runtime") and is_free:
+            if logs.get("train_runtime") and self.is_free:
                 logs["train_samples_per_second"] = round(self.progress.samples / logs["train_runtime"], 3)
         super().log(logs, *args, **kwargs)
 
@@ -267,16 +262,12 @@ class ODBTrainer(SteppingTrainer):
     ) -> tuple[list[object], None]:
         """Returns the batches of an update, without a token count, because their weights are known already."""
         self.begin_update()
-        if isinstance(self._steps, TrainerUpdates):
-            count = self._steps.count_batches(num_batches)
-            update = next(epoch_iterator, None)
-            batches: list[object] = [] if update is None else [*[UpdateBatch()] * (count - 1), update]
-        else:
-            batches = list(itertools.islice(epoch_iterator, num_batches))
-        if not batches:
+        if (update := next(epoch_iterator, None)) is None:
             self.note_update()
             self.control.should_epoch_stop = True  # otherwise the loop asks again, for each update an epoch might have
-        return batches, None
+            return [], None
+        count = num_batches if self._updates is None else self._updates.count_batches(num_batches)
+        return [*[UpdateBatch()] * (count - 1), update], None
 
     def compute_loss(
         self,
@@ -287,16 +278,9 @@ class ODBTrainer(SteppingTrainer):
     ) -> LossAndOutputs:
         """Returns the Trainer's loss. In training it is weighted afterwards. In an evaluation with an `ODBDataLoader` it is
         that of this rank's batch.
-
-        Raises: UsageError for a batch of the training loader outside training.
         """
-        if self.takes_step_info and isinstance(inputs.get(STEP_INFO), StepInfo):
-            if self.evaluated is None and self.weighed is None:
-                raise UsageError(
-                    "an evaluation reads the training loader, whose losses are weighted for training: do not override "
-                    "get_eval_dataloader, or pass ODBOptions(evaluation={...})"
-                )
-            del inputs[STEP_INFO]
+        if self.takes_step_info:
+            inputs.pop(STEP_INFO, None)
         if self.evaluated is not None:
             with gathering(self.accelerator, self.evaluated):
                 # The mean over this batch, whatever other ranks have.
@@ -346,12 +330,13 @@ class ODBTrainer(SteppingTrainer):
         # The Trainer must not skip batches in addition.
         self.args.ignore_data_skip = True
         try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+            with covering(self, "training_step", partial(self._run_update, self.training_step)):
+                return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
             self.args.ignore_data_skip = ignores
-            steps, self._steps = self._steps, None
-            if steps is not None:
-                steps.loader.close()
+            updates, self._updates = self._updates, None
+            if updates is not None:
+                updates.loader.close()
 
     def _reads_as_plain(self) -> bool:
         """Returns whether the number of updates made determines a plain Trainer's position and everything that is counted."""

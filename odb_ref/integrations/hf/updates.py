@@ -1,8 +1,10 @@
-"""Runs the Trainer's own updates: each holds the samples of a plain Trainer's update, in micro-batches formed by length.
+"""The train loader in the form in which the Trainer iterates over it: whole updates, in micro-batches formed by length.
 
-The Trainer counts the batches it reads, per epoch and per update. `TrainerUpdates` makes it count those of a plain run. All
-batches of an update but the last are empty (`UpdateBatch`), and the last holds the whole update. So whatever number of
-micro-batches an update takes, steps, epochs, schedules, logs and checkpoints are those of the plain Trainer.
+The Trainer counts the batches it reads, per epoch and per update. `TrainerUpdates` makes it count those of a plain run, or in
+the free mode ``gradient_accumulation_steps`` for each update. All batches of an update but the last are empty (`UpdateBatch`),
+and the last holds the whole update. So the end of an epoch needs not fill an update, and if updates hold the samples of a plain
+Trainer's, then steps, epochs, schedules, logs and checkpoints are those of the plain Trainer, whatever number of micro-batches
+an update takes.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from collections.abc import Iterator, MutableMapping
 from typing import Final
 
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
-from odb_ref.integrations.hf.steps import STEP_INFO, Inputs, set_epoch
+from odb_ref.integrations.hf.options import STEP_INFO, Inputs
 from odb_ref.integrations.steps import read_updates
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 
@@ -51,7 +54,7 @@ class TrainerUpdates:
         loader: ODBDataLoader,
         dataset: object,
         accumulation_steps: int,
-        batches: int | None,
+        batches: int | None = None,
         carried: int = 0,
         *,
         made: int = 0,
@@ -63,24 +66,30 @@ class TrainerUpdates:
         """The `StepInfo` of the last micro-batch in the last update handed out."""
         self.is_resumed = False
         """True in an epoch that resumes where it was saved."""
+        self.batches = batches
+        """The number of batches that a rank of a plain Trainer reads in an epoch, or None if it is unknown."""
         self._accumulation_steps = accumulation_steps
-        self._batches = batches
         self._carried = carried
         """A plain Trainer makes no update of up to this many samples at the end of an epoch."""
         self._first = divmod(made, -(-batches // accumulation_steps)) if batches else (0, 0)
         """The epoch, and the update in it, to begin with. Earlier updates, made by a plain Trainer, are read and skipped."""
-        self._first_epoch = loader.epoch if batches is None else 0
-        """The epoch that the Trainer counts as 0. For a stream it does not know how many updates an epoch has."""
+        self.first_epoch = loader.epoch if batches is None else 0
+        """The epoch that the Trainer counts as 0. If it does not know how many updates an epoch has, training starts there."""
 
     def __len__(self) -> int:
-        """Returns the number of batches that a rank of a plain Trainer reads in an epoch."""
-        if self._batches is None:
-            raise TypeError("the number of batches in a stream is not known")
-        return self._batches
+        if self.batches is None:
+            raise TypeError("the number of batches in an epoch is not known before it ends")
+        return self.batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the next epoch, counted from the beginning of training or, for a stream, from where training resumed."""
-        set_epoch(self.loader, self._first_epoch + epoch)
+        """Chooses the next epoch, counted from `first_epoch`. Also tells a stream that shuffles by the epoch, as a Trainer's
+        own loader does.
+        """
+        epoch += self.first_epoch
+        self.loader.set_epoch(epoch)
+        own = getattr(self.loader.dataset, "set_epoch", None)
+        if isinstance(self.loader.dataset, IterableDataset) and callable(own):
+            own(epoch)
 
     def __iter__(self) -> Iterator[UpdateBatch]:
         parts: list[Inputs] = []
@@ -93,6 +102,7 @@ class TrainerUpdates:
                 raise UsageError(f"the Trainer needs batches that are mappings, not {type(batch).__name__}")
             if self.newest is None and not parts:
                 self.is_resumed = info.update > 0
+                self._check_begin(info)
             batch[STEP_INFO] = info
             parts.append(batch)
             samples += info.global_samples
@@ -110,17 +120,25 @@ class TrainerUpdates:
                 parts.clear()
                 samples = 0
 
+    def _check_begin(self, info: StepInfo) -> None:
+        """Checks that the first step read begins an update. With fixed updates the loader itself does."""
+        if self.loader.update_samples is None and info.step % self._accumulation_steps:
+            raise UsageError(
+                f"the checkpoint was saved {info.step} steps into its epoch, which is not a multiple of "
+                f"gradient_accumulation_steps={self._accumulation_steps}: resume with the value that it was saved with"
+            )
+
     def count_batches(self, asked: int) -> int:
         """Returns how many batches the Trainer should count for the next update, for which it asks for ``asked`` batches."""
         return self._accumulation_steps if self.is_resumed else asked
 
     def compute_epoch(self, max_steps: int) -> float | None:
-        """Returns the Trainer's fractional epoch after the last update handed out, or None before the first.
+        """Returns the Trainer's fractional epoch after the last of fixed updates handed out, or None before the first.
 
         For the Trainer, an epoch of a stream has all updates of the training.
         """
         if self.newest is None:
             return None
-        batches = self._batches or max_steps * self._accumulation_steps
+        batches = self.batches or max_steps * self._accumulation_steps
         done = min((self.newest.update + 1) * self._accumulation_steps, batches)
         return self.newest.epoch + done / batches

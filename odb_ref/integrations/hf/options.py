@@ -1,19 +1,17 @@
-"""The options of `ODBTrainer`, and the train loader in the form in which the Trainer iterates over it."""
+"""The options of `ODBTrainer`, and checks of the Trainer's own arguments against them."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
 from typing import Final, Literal, Self
 
-from torch.utils.data import IterableDataset
 from transformers import TrainingArguments
 
 from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT, get_sampling
 from odb_ref.integrations.progress import Intervals
-from odb_ref.integrations.steps import read_updates
-from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+from odb_ref.torch import UsageError
 from odb_ref.torch.loop import MemoryFit
 from odb_ref.torch.settings import LoaderArguments, SharedArguments, arrange, check_spelling, spread
 
@@ -197,47 +195,3 @@ def check_engine(config: Mapping[str, object], args: TrainingArguments, odb: ODB
             "estimate: remove scheduler from it and set lr_scheduler_type=, which follows the samples; or set max_steps, or "
             "ODBOptions(follows_samples=False)"
         )
-
-
-def set_epoch(loader: ODBDataLoader, epoch: int) -> None:
-    """Chooses the epoch to read next. Also tells a stream that shuffles by the epoch, as a Trainer's own loader does."""
-    loader.set_epoch(epoch)
-    own = getattr(loader.dataset, "set_epoch", None)
-    if isinstance(loader.dataset, IterableDataset) and callable(own):
-        own(epoch)
-
-
-class TrainerSteps:
-    """The train loader in the form in which the Trainer iterates over it: mappings with their `StepInfo`, in whole updates."""
-
-    def __init__(self, loader: ODBDataLoader, accumulation_steps: int) -> None:
-        self.loader = loader
-        self.first_epoch = loader.epoch
-        """The epoch in which training starts; above 0 if it resumes from a checkpoint."""
-        self.newest: StepInfo | None = None
-        """The `StepInfo` of the last batch handed out. The Trainer takes the batches of an update together."""
-        self.batches: int | None = None
-        """A number above that of an epoch's batches, for a Trainer before 5.3, which asks for a length."""
-        self._accumulation_steps = accumulation_steps
-
-    def __len__(self) -> int:
-        if self.batches is None:
-            raise TypeError("the number of batches in an epoch is not known before it ends")
-        return self.batches
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch to read next, counted from the one in which training started."""
-        set_epoch(self.loader, self.first_epoch + epoch)
-
-    def __iter__(self) -> Iterator[MutableMapping[str, object]]:
-        k = self._accumulation_steps
-        for number, (batch, info) in enumerate(read_updates(self.loader, k)):
-            if not isinstance(batch, MutableMapping):
-                raise UsageError(f"the Trainer needs batches that are mappings, not {type(batch).__name__}")
-            if number == 0 and info.step % k:
-                raise UsageError(
-                    f"the checkpoint was saved {info.step} steps into its epoch, which is not a multiple of "
-                    f"gradient_accumulation_steps={k}: resume with the value that it was saved with"
-                )
-            batch[STEP_INFO] = self.newest = info
-            yield batch
