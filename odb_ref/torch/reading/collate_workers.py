@@ -13,7 +13,6 @@ import multiprocessing
 import pickle
 import signal
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ import torch
 
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.collator import CollateTask, Made
-from odb_ref.torch.reading.description import RebuildReporter, describe
+from odb_ref.torch.reading.description import Failure, RebuildReporter
 from odb_ref.torch.reading.serialization import pack
 
 SLOW_S: Final = 0.004
@@ -55,16 +54,10 @@ class CollateWorkerError(OdbError, RuntimeError):
     """A ``collate_fn`` has failed, or its process is gone. After a failure the text includes the traceback."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    cause: str
-    traceback: str
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Worker:
     process: BaseProcess
-    link: Connection[bytes, Made | _Failure]
+    link: Connection[bytes, Made | Failure]
     steps: deque[int] = field(default_factory=deque)
     """The steps whose batches it makes, the current one first."""
 
@@ -178,7 +171,7 @@ class CollateWorkers:
         match answer:
             case Made():
                 return number, answer
-            case _Failure(cause, text):
+            case Failure(cause, text):
                 raise CollateWorkerError(f"{cause}, while collating step {number}.\nOriginal Traceback: {text}")
 
     def _start(self) -> None:
@@ -186,7 +179,7 @@ class CollateWorkers:
         with theirs:
             process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
                 target=_serve,
-                args=(RebuildReporter(theirs, _Failure), self._make, self._init_fn, theirs),
+                args=(RebuildReporter(theirs), self._make, self._init_fn, theirs),
                 name=NAME,
                 daemon=True,
             )
@@ -216,11 +209,11 @@ class CollateWorkers:
             worker.link.close()
 
 
-Link: TypeAlias = "Connection[Made | _Failure, bytes]"
+Link: TypeAlias = "Connection[Made | Failure, bytes]"
 
 
 def _serve(
-    _: RebuildReporter[Made | _Failure, bytes],
+    _: RebuildReporter[Link],
     make: Callable[[CollateTask], Made],
     init_fn: Callable[[], None] | None,
     link: Link,
@@ -254,11 +247,11 @@ def _listen(link: Link, tasks: SimpleQueue[CollateTask | BaseException | None]) 
         tasks.put(None)
 
 
-def _answer(make: Callable[[CollateTask], Made], task: CollateTask | BaseException) -> Made | _Failure:
+def _answer(make: Callable[[CollateTask], Made], task: CollateTask | BaseException) -> Made | Failure:
     try:
         if isinstance(task, BaseException):
             raise task
         made = make(task)
         return replace(made, batch=pack(made.batch))
     except BaseException as error:  # whatever collate_fn raises, including what would silently end the process
-        return _Failure(describe(error), "".join(traceback.format_exception(error)))
+        return Failure.of(error)

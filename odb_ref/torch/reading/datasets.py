@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from odb_ref.core.errors import OdbError
-from odb_ref.torch.reading.description import RebuildReporter, describe, note_sample
+from odb_ref.torch.reading.description import describe, note_sample
 from odb_ref.torch.reading.quarantine import BadSample, MeasureFn
 from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, seed_generators
 from odb_ref.torch.reading.service import ReadPlan
@@ -172,7 +172,7 @@ class SeededDataset(Dataset[Chunk]):
         measure: MeasureFn,
         *,
         is_guarded: bool = False,
-        reporter: RebuildReporter[str, str] | None = None,
+        reporter: object = None,
     ) -> None:
         self._reporter = reporter  # first, so that it tells why the rest cannot be rebuilt
         self._wrapped = dataset
@@ -284,9 +284,7 @@ def _read_at_once(dataset: Dataset[object], names: list[object]) -> list[object]
 class SeededStream(IterableDataset[object]):
     """An iterable data set. Random numbers for a worker's n-th sample depend only on the epoch, the worker's number and n."""
 
-    def __init__(
-        self, dataset: Dataset[object], epoch_seed: torch.Tensor, *, reporter: RebuildReporter[str, str] | None = None
-    ) -> None:
+    def __init__(self, dataset: Dataset[object], epoch_seed: torch.Tensor, *, reporter: object = None) -> None:
         self._reporter = reporter
         self._wrapped = dataset
         self._seed = epoch_seed

@@ -1,17 +1,21 @@
-"""Describes exceptions in one line, and reports those that end a new process before it runs."""
+"""Describes exceptions in one line, for messages and for other processes."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
-Sent = TypeVar("Sent")
-Received = TypeVar("Received")
+
+class _Sending(Protocol):
+    def send(self, failure: Failure, /) -> None: ...
+
+
+Pipe = TypeVar("Pipe", bound=_Sending)
 
 _SAMPLE: Final = "the sample is "
 
@@ -40,15 +44,27 @@ def describe(error: BaseException) -> str:
     return found[:500] + "".join(f" ({note})" for note in notes[-1:])
 
 
-class RebuildReporter(Generic[Sent, Received]):
-    """Sends the exception that ends a new process before it runs, as ``make(cause, traceback)``.
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception on its way to another process, which may not know its class: described in one line, and its traceback."""
+
+    cause: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException, cause: str = "") -> Failure:
+        """Returns the failure. ``cause`` replaces the description."""
+        return cls(cause or describe(error), "".join(traceback.format_exception(error)))
+
+
+class RebuildReporter(Generic[Pipe]):
+    """Sends the exception that ends a new process before it runs.
 
     It must come first in what the process is sent: on arrival it becomes the process's ``sys.excepthook``.
     """
 
-    def __init__(self, pipe: Connection[Sent, Received], make: Callable[[str, str], Sent]) -> None:
+    def __init__(self, pipe: Pipe) -> None:
         self.pipe = pipe
-        self._make = make
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__ |= state
@@ -59,5 +75,5 @@ class RebuildReporter(Generic[Sent, Received]):
             f"the data set, or a function passed to the loader, cannot be rebuilt in another process: {describe(error)}"
         )
         with contextlib.suppress(OSError):  # nobody waits for it any more
-            self.pipe.send(self._make(cause, "".join(traceback.format_exception(error))))
+            self.pipe.send(Failure.of(error, cause))
         sys.__excepthook__(kind, error, trace)

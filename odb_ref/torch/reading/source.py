@@ -35,7 +35,7 @@ from odb_ref.torch.reading.datasets import (
     call_contained,
     has_many,
 )
-from odb_ref.torch.reading.description import RebuildReporter
+from odb_ref.torch.reading.description import Failure, RebuildReporter
 from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.quarantine import BadSample, MeasureFn
 from odb_ref.torch.reading.serialization import Packed
@@ -92,10 +92,6 @@ class KeySampler(Sampler[KeyChunk]):
             yield chunk
 
 
-def _get_cause(cause: str, _: str) -> str:
-    return cause
-
-
 def _keep(chunk: Chunk) -> Chunk:
     return chunk
 
@@ -111,8 +107,8 @@ class Source:
     ) -> None:
         self.workers: tuple[BaseProcess, ...] = ()
         """The children of this process when reading began, except collators. In a process of its own, these are the workers."""
-        self._failures: Connection[str, str] | None = None
-        reporter: RebuildReporter[str, str] | None = None
+        self._failures: Connection[Failure, Failure] | None = None
+        reporter: RebuildReporter[Connection[Failure, Failure]] | None = None
         self._sampler = KeySampler()
         # With `__getitems__`, reading a whole chunk may take as long as reading one sample.
         self._may_grow = not has_many(dataset)
@@ -140,7 +136,7 @@ class Source:
             arguments["multiprocessing_context"] = options.multiprocessing_context
             arguments["prefetch_factor"] = options.prefetch_factor
             self._failures, theirs = multiprocessing.Pipe(duplex=False)
-            reporter = RebuildReporter(theirs, _get_cause)
+            reporter = RebuildReporter(theirs)
         contained = partial(call_contained, measure, "the measure of a sample")
         if not isinstance(dataset, IterableDataset):
             dataset = SeededDataset(dataset, contained, is_guarded=is_guarded, reporter=reporter)
@@ -155,7 +151,7 @@ class Source:
 
     def take_rebuild_failure(self) -> str:
         """Returns why a worker could not rebuild what it was sent, once, or an empty string."""
-        return self._failures.recv() if self._failures is not None and self._failures.poll() else ""
+        return self._failures.recv().cause if self._failures is not None and self._failures.poll() else ""
 
     @property
     def readers(self) -> int | None:

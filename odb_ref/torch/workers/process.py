@@ -27,12 +27,11 @@ import torch.multiprocessing
 
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.exchange.process_table import kill_with_children
-from odb_ref.torch.reading.description import describe
+from odb_ref.torch.reading.description import Failure, describe
 from odb_ref.torch.reading.pipeline import PipelineSpec
 from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener
 from odb_ref.torch.workers.serving import (
     WATCH_S,
-    Failure,
     LoaderProcessError,
     LoaderServer,
     LoaderTask,
@@ -243,12 +242,12 @@ class LoaderProcess:
         match message:
             case str():
                 self._doing = message
-            case Notice(epoch) | Failure(epoch) if listener is None or epoch != self._epoch:
+            case Notice(epoch) if listener is None or epoch != self._epoch:
                 pass  # that epoch is over
-            case Notice(_, call):
-                call(listener)
-            case Failure(_, cause, text):
+            case Notice(_, Failure(cause, text)) | Failure(cause, text):
                 self._lose(cause, LoaderProcessError(text), pipe)
+            case Notice(_, methodcaller() as call):
+                call(listener)
 
 
 def send(pipe: Pipe, request: methodcaller | None) -> None:

@@ -13,7 +13,6 @@ import queue
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -28,7 +27,7 @@ import torch
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.exchange.process_table import read_status
 from odb_ref.torch.reading import collate_workers
-from odb_ref.torch.reading.description import RebuildReporter, describe
+from odb_ref.torch.reading.description import Failure, RebuildReporter, describe
 from odb_ref.torch.reading.pipeline import PipelineSpec, ReadPipeline
 from odb_ref.torch.reading.serialization import pack
 from odb_ref.torch.reading.service import ReadItem, ReadPlan, SampleListener
@@ -53,24 +52,17 @@ class LoaderProcessError(OdbError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """An event in an epoch: a call to a method of its `SampleListener`."""
+    """An event in an epoch: a call to a method of its `SampleListener`, or that reading or collating has failed."""
 
     epoch: int
-    call: methodcaller
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Reading or collating failed in an epoch: the cause in one line, and the traceback."""
-
-    epoch: int
-    cause: str
-    traceback: str
+    event: methodcaller | Failure
 
 
 Message: TypeAlias = Notice | Failure | str
 Pipe: TypeAlias = "Connection[Message, methodcaller | None]"
-"""The loader process sends events and, as text, what it is doing. It gets calls of `LoaderServer` methods, and None to end."""
+"""The loader process sends events, a failure to start and, as text, what it is doing. It gets calls of `LoaderServer` methods,
+and None to end.
+"""
 
 
 class _Sender:
@@ -99,17 +91,13 @@ class _Sender:
                 self._pipe.send(message)
             except BaseException as error:  # no shared memory left for the batch, or a batch that cannot be pickled
                 if isinstance(message, Notice):
-                    self._send_failure(_make_failure(message.epoch, describe(error), error))
+                    self._send_failure(replace(message, event=Failure.of(error)))
 
-    def _send_failure(self, failure: Failure) -> None:
+    def _send_failure(self, failure: Notice) -> None:
         try:
             self._pipe.send(failure)
         except OSError:  # the training process is gone
             os._exit(1)
-
-
-def _make_failure(epoch: int, cause: str, error: BaseException) -> Failure:
-    return Failure(epoch, cause, "".join(traceback.format_exception(error)))
 
 
 class _Reporter:
@@ -135,7 +123,7 @@ class _Reporter:
         self._send(SampleListener.on_bad, place, cause)
 
     def on_error(self, cause: str, error: BaseException) -> None:
-        self._sender.send(_make_failure(self._epoch, cause, error))
+        self._sender.send(Notice(self._epoch, Failure.of(error, cause)))
 
 
 def _is_orphaned(forked_from: int | None) -> bool:
@@ -184,12 +172,11 @@ class LoaderTask:
 
     def __reduce__(self) -> tuple[object, ...]:
         # As bytes, because `Process.start` would wait for ever for a process that ends before it has received everything.
-        reporter = RebuildReporter(self.pipe, partial(Failure, self.epoch))
         rest = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "pipe"}
-        return _rebuild_task, (reporter, bytes(ForkingPickler.dumps(rest)))
+        return _rebuild_task, (RebuildReporter(self.pipe), bytes(ForkingPickler.dumps(rest)))
 
 
-def _rebuild_task(reporter: RebuildReporter[Message, methodcaller | None], rest: bytes) -> LoaderTask:
+def _rebuild_task(reporter: RebuildReporter[Pipe], rest: bytes) -> LoaderTask:
     return LoaderTask(pipe=reporter.pipe, **pickle.loads(rest))
 
 
