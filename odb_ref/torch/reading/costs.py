@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from odb_ref.core.errors import UsageError, check_integer
-from odb_ref.torch.reading.measure import Measured, check_measure
-from odb_ref.torch.reading.quarantine import MeasureFn
-from odb_ref.torch.reading.tasks import SampleError, get_field
+from odb_ref.torch.reading.tasks import SampleError, check_measure, get_field
 
 CostFn = Callable[[object], Sequence[int]]
 
@@ -66,6 +64,13 @@ class Resources:
     limits: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
 
+    def measure(self, sample: object) -> tuple[int, ...]:
+        """Returns what a sample uses of each resource. Raises: SampleError when that is invalid."""
+        costs = () if self.cost_fn is None else _to_list(self.cost_fn(sample))
+        if not isinstance(costs, list | tuple) or len(costs) != len(self.limits):
+            raise SampleError(f"cost_fn returned {costs!r}, expected {len(self.limits)} integers")
+        return tuple([check_measure(cost, "a cost that cost_fn returned", 0) for cost in costs])
+
 
 def make_resources(max_patches: int | None, cost_fn: CostFn | None, limits: Sequence[int]) -> Resources:
     """Combines the three options of the loader.
@@ -84,20 +89,3 @@ def make_resources(max_patches: int | None, cost_fn: CostFn | None, limits: Sequ
         raise UsageError("cost_fn and limits must be given together: cost_fn returns one amount for each limit")
     checked = tuple(check_integer(limit, f"limits[{index}]", 1) for index, limit in enumerate(limits))
     return Resources(cost_fn=cost_fn, limits=checked, names=tuple(f"cost_{index}" for index in range(len(checked))))
-
-
-def measure_costs(measure: MeasureFn, cost_fn: CostFn, resources: int, samples: Sequence[object]) -> Sequence[object]:
-    """Returns one item for each of ``samples``, measured, with its costs.
-
-    Raises: SampleError when a cost is invalid, and what ``measure`` raises.
-    """
-    costs = [_check_costs(cost_fn(sample), resources) for sample in samples]
-    measured = zip(measure(samples), costs, strict=True)
-    return [item._replace(costs=cost) if isinstance(item, Measured) else item for item, cost in measured]
-
-
-def _check_costs(given: object, resources: int) -> tuple[int, ...]:
-    costs = _to_list(given)
-    if not isinstance(costs, list | tuple) or len(costs) != resources:
-        raise SampleError(f"cost_fn returned {costs!r}, expected {resources} integers")
-    return tuple([check_measure(cost, "a cost that cost_fn returned", 0) for cost in costs])

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import numpy as np
 import torch
 
 from odb_ref.core.errors import OdbError
-from odb_ref.torch.reading.costs import Resources, measure_costs
+from odb_ref.torch.reading.costs import Resources
 from odb_ref.torch.reading.measure import LengthFn, Measure, SupervisedCounter, count_row
 from odb_ref.torch.reading.quarantine import MeasureFn
 from odb_ref.torch.reading.tasks import (
@@ -234,9 +233,7 @@ def make_counting(
         settings["causal_shift"] = causal_shift
     length = length_fn or get_length
     supervised = supervised_fn or SupervisedCounter(length, causal_shift, is_checked=is_checked)
-    measure: MeasureFn = Measure(length, supervised, is_packing=is_packing, is_weighing=is_weighing)
-    if resources.cost_fn is not None:
-        measure = partial(measure_costs, measure, resources.cost_fn, len(resources.limits))
+    measure = Measure(length, supervised, resources, is_packing=is_packing, is_weighing=is_weighing)
     label_check = None
     if is_checked and (supervised_fn is None or causal_shift):
         label_check = LabelCheck(

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
+from odb_ref.torch.reading.costs import Resources
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.serialization import Packed, count_bytes, pack
 from odb_ref.torch.reading.tasks import (
@@ -16,6 +17,7 @@ from odb_ref.torch.reading.tasks import (
     IGNORE_INDEX,
     LABELS,
     SampleError,
+    check_measure,
     get_field,
     get_labels,
     get_length,
@@ -29,9 +31,6 @@ LengthFn = Callable[[object], int]
 
 make_tuple: Final = tuple.__new__
 """The constructor of a named tuple in half the time. It is called for every sample."""
-
-MOST: Final = 2**42
-"""The greatest measure of a sample. A million of these, over all ranks, add up to a number that can be exchanged."""
 
 _MASKS: Final = ("loss_mask", "response_mask", "target", "targets", "target_ids", "target_mask")
 """Fields that mark the tokens with loss, each in its own way."""
@@ -188,19 +187,6 @@ def _count_fields(sample: object) -> int:
     return _count_fields(inner) if isinstance(inner, Mapping) else len(found)  # a wrapper may hold the others
 
 
-def check_measure(value: object, name: str, low: int) -> int:
-    """Returns a measure of a sample as a Python int; accepts integers of other libraries.
-
-    Raises: SampleError when it is not an integer from ``low`` to `MOST`.
-    """
-    number = value.item() if hasattr(value, "item") else value
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise SampleError(f"{name} is {number!r}, expected an integer")
-    if not low <= number <= MOST:
-        raise SampleError(f"{name} is {number}, expected an integer between {low} and {MOST}")
-    return number
-
-
 def measure_row(sample: object, is_shifted: bool) -> tuple[int, int] | None:
     """Returns length and supervised tokens of the most common kind of sample, which has one row of tokens. None for any other.
 
@@ -237,6 +223,7 @@ class Measure:
 
     length_fn: LengthFn
     supervised_fn: LengthFn
+    resources: Resources = Resources()  # noqa: RUF009 - frozen
     is_packing: bool = False
     """True if the samples go on to another process."""
     is_weighing: bool = False
@@ -250,7 +237,7 @@ class Measure:
             measures = [measure_row(sample, is_shifted) or self._measure(sample) for sample in samples]
         else:
             measures = [self._measure(sample) for sample in samples]
-        if not (self.is_weighing or self.is_packing):
+        if not (self.is_weighing or self.is_packing or self.resources.cost_fn):
             rows = zip(measures, samples, strict=True)
             return [make_tuple(Measured, (length, supervised, sample, 0, ())) for (length, supervised), sample in rows]
         return [self._finish(*measure, sample) for measure, sample in zip(measures, samples, strict=True)]
@@ -266,8 +253,8 @@ class Measure:
         return length, supervised
 
     def _finish(self, length: int, supervised: int, sample: object) -> Measured:
-        nbytes = count_bytes(sample) if self.is_weighing else 0
-        return Measured(length, supervised, _pack(sample) if self.is_packing else sample, nbytes)
+        nbytes, costs = count_bytes(sample) if self.is_weighing else 0, self.resources.measure(sample)
+        return Measured(length, supervised, _pack(sample) if self.is_packing else sample, nbytes, costs)
 
 
 def _pack(sample: object) -> Packed:

@@ -48,6 +48,10 @@ COUNTING: Final = "Loss(supervised_fn=) to count what carries loss (not the firs
 """What errors ask to pass where nothing else says which tokens a loss is a mean over."""
 
 
+MOST: Final = 2**42
+"""The greatest measure of a sample. A million of these, over all ranks, add up to a number that can be exchanged."""
+
+
 class SampleError(OdbError, ValueError):
     """A sample cannot be batched: it has no length, or an invalid one."""
 
@@ -145,3 +149,16 @@ def _find_pair(sample: object) -> int | None:
             first = 0 if prompt is None else _measure(prompt, prompt_name)[1]
             return first + max(_measure(text, name)[1] for text, name in zip(texts, names, strict=True))
     return None
+
+
+def check_measure(value: object, name: str, low: int) -> int:
+    """Returns a measure of a sample as a Python int; accepts integers of other libraries.
+
+    Raises: SampleError when it is not an integer from ``low`` to `MOST`.
+    """
+    number = value.item() if hasattr(value, "item") else value
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise SampleError(f"{name} is {number!r}, expected an integer")
+    if not low <= number <= MOST:
+        raise SampleError(f"{name} is {number}, expected an integer between {low} and {MOST}")
+    return number
