@@ -191,8 +191,7 @@ class EpochDriver:
         with self.condition:
             if not self._is_reading:
                 return
-            fault = self.quarantine.find_contradiction(place, cause) or self.quarantine.add(place, cause)
-            if fault:
+            if fault := self.quarantine.add(place, cause):
                 self.on_error(fault, QuarantineError(fault))
             elif self.has_begun and not self.is_finished:
                 self._trace.set_aside((place,))

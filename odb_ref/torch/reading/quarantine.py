@@ -227,22 +227,14 @@ class Quarantine:
             f"the sample {first.index!r} was set aside: {first.cause} (more may follow: see ODBDataLoader.quarantined)"
         )
 
-    def find_contradiction(self, place: int, cause: str) -> str:
-        """Returns an error message if the sample at ``place`` was good when the epoch was saved, otherwise an empty string.
-
-        Spec: R11.3. Preserves: RESUME.
-        """
-        if place >= self._known_places:
-            return ""
-        return (
-            f"the sample {self._get_key(place)!r} was good before the state was saved, but cannot be read now: {cause}"
-        )
-
     def add(self, place: int, cause: str) -> str:
         """Sets the sample at ``place`` aside, which must follow those set aside before. Returns an error message or "".
 
-        Spec: R11.1, R11.2. Preserves: REPLAY.
+        It is an error if there are too many, or if the sample was good when the epoch was saved. Spec: R11.1, R11.2, R11.3.
+        Preserves: REPLAY, RESUME.
         """
+        if place < self._known_places:
+            return f"the sample {self._get_key(place)!r} was good before the state was saved, but cannot be read now: {cause}"
         self._bad.append(place)
         read_samples = self.places.get_position(place) + len(self._bad)
         self.places.skip(place)
