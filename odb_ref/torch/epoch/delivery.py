@@ -123,11 +123,9 @@ class Delivery:
         is_update_end = cursor.is_update_end(cursor.next_step)
         step, batch, update_counts = self.driver.take()
         local, counts = compute_counts(step.group, len(config.limits)), step.global_counts
-        padded_tokens = config.layout.compute_tokens(step.group)
-        self.metrics.count(local, padded_tokens, cursor.budget_tokens, counts)
         is_last = self._is_last(step.number)
         emitted, total = len(start.taken_before) + cursor.emitted_samples, start.total_samples
-        return batch, StepInfo(
+        info = StepInfo(
             loss_scale=self._weighting.compute_scale(local, update_counts, config.world_size),
             step=step.number,
             round=step.round,
@@ -139,7 +137,7 @@ class Delivery:
             local_samples=local.samples,
             local_tokens=local.tokens,
             local_supervised=local.supervised,
-            padded_tokens=padded_tokens,
+            padded_tokens=config.layout.compute_tokens(step.group),
             local_costs=local.costs,
             global_samples=counts.samples,
             global_tokens=counts.tokens,
@@ -155,6 +153,8 @@ class Delivery:
             weighting=self._weighting,
             quarantined_samples=self.driver.quarantine.count,
         )
+        self.metrics.count(info, cursor.budget_tokens)
+        return batch, info
 
     def _work(self) -> None:
         """Waits until a step is available, or none will be. If this thread reads and collates, it does so meanwhile. If a step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import add
 
-from odb_ref.core.types import StepCounts
+from odb_ref.torch.epoch.info import StepInfo
 from odb_ref.torch.reading.costs import Resources
 
 
@@ -36,17 +36,17 @@ class EpochMetrics:
         if not self.steps:
             self.first_step_s = now_s - self.started_s
 
-    def count(self, local: StepCounts, padded_tokens: int, budget_tokens: int, total: StepCounts) -> None:
-        """Adds a step that was taken: its counts on this rank, and in ``total`` over all ranks."""
+    def count(self, info: StepInfo, budget_tokens: int) -> None:
+        """Adds a step that was taken, under this budget."""
         self.steps += 1
-        self.idle_steps += not local.samples
-        self.samples += local.samples
-        self.real_tokens += local.tokens
-        self.padded_tokens += padded_tokens
+        self.idle_steps += info.is_idle
+        self.samples += info.local_samples
+        self.real_tokens += info.local_tokens
+        self.padded_tokens += info.padded_tokens
         self.budgets_tokens += budget_tokens
         self.budget_tokens = budget_tokens
-        self.global_tokens += total.tokens
-        self.costs = tuple(map(add, self.costs, local.costs)) if self.costs else local.costs
+        self.global_tokens += info.global_tokens
+        self.costs = tuple(map(add, self.costs, info.local_costs)) if self.costs else info.local_costs
 
     def describe(self, resources: Resources, world_size: int) -> dict[str, float]:
         """Returns the counters by slash-prefixed name."""
