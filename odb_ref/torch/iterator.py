@@ -8,10 +8,9 @@ from typing import Generic, NoReturn, Self, SupportsIndex, cast
 
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.batches import Batch
-from odb_ref.torch.epoch.cleanup import CLEANUP
 from odb_ref.torch.epoch.delivery import Delivery
 from odb_ref.torch.epoch.info import StepInfo
-from odb_ref.torch.epoch.session import LEAVE_S
+from odb_ref.torch.epoch.session import CLEANUP, LEAVE_S
 from odb_ref.torch.reading.quarantine import BadSampleWarning
 
 

@@ -309,7 +309,7 @@ def test_a_default_device_of_the_users_is_that_of_user_code_alone(num_workers: i
 ENDING = """
 import time, torch
 from odb_ref.torch import ODBDataLoader
-from odb_ref.torch.epoch.cleanup import CLEANUP
+from odb_ref.torch.epoch.session import CLEANUP
 from tests.torch.data import Numbers, collate
 
 def free() -> None:

@@ -1,14 +1,22 @@
-"""The parts of a loader that outlive an epoch, exchange and sample service, and the current epoch."""
+"""The parts of a loader that outlive an epoch, exchange and sample service, and the current epoch.
+
+A loader or an iterator may be dropped without closing, in any thread at any time, even while that thread holds a lock. So
+nothing is closed on the spot: one thread (`Cleanup`) does all the work. What is still open when the process ends is closed too.
+"""
 
 from __future__ import annotations
 
+import logging
+import multiprocessing.util
 import os
+import queue
 import threading
+import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch.epoch.cleanup import CLEANUP
 from odb_ref.torch.epoch.delivery import Delivery
 from odb_ref.torch.exchange.exchange_thread import Exchange
 from odb_ref.torch.reading.service import SampleService
@@ -18,8 +26,12 @@ REPLACED: Final = (
     "make two loaders)"
 )
 LOADED: Final = "load_state_dict was called, so the next iteration over its loader continues from that state"
+END_S: Final = 5.0
+"""How long the end of the process waits for the clean-up."""
 LEAVE_S: Final = 2.0
 """How long closing waits until the other ranks know of it."""
+
+logger: Final = logging.getLogger("odb_ref")
 
 _closing: list[Session] = []
 """Sessions that may still be closing. A new exchange first closes them, so that exchanges come and go in one order."""
@@ -105,3 +117,52 @@ class Session:
         """Schedules `close` to run soon, at the latest before the next loader starts. Safe in a finalizer."""
         _closing.append(self)
         CLEANUP.submit(self.close)
+
+
+class Cleanup:
+    """Runs the clean-up work of one process. Its thread starts with the first loader."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread()
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._open: weakref.WeakSet[Session] = weakref.WeakSet()
+
+    def watch(self, item: Session) -> None:
+        """Closes ``item`` before the process ends, if it still exists then."""
+        with self._lock:
+            if self._pid != os.getpid():
+                self._pid = os.getpid()
+                self._open = weakref.WeakSet()
+                self._tasks = queue.SimpleQueue()
+                self._thread = threading.Thread(target=self._run, name="odb-cleanup", daemon=True)
+                self._thread.start()
+                # Runs before multiprocessing waits for child processes, both in the main process and in children.
+                multiprocessing.util.Finalize(None, self._close_all, exitpriority=100)
+            self._open.add(item)
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Queues ``task`` to run soon. Safe in a finalizer; does nothing in a forked child."""
+        if self._pid == os.getpid():
+            self._tasks.put(task)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            try:
+                task()
+            except Exception:  # the remaining tasks must still run
+                logger.exception("part of a loader could not be closed")
+            del task
+
+    def _close_all(self) -> None:
+        if self._pid == os.getpid():
+            with ExitStack() as stack:  # closes every item, whatever one of them raises
+                # A thread that frees a tensor while Python ends aborts the process.
+                stack.callback(self._thread.join, END_S)
+                stack.callback(self._tasks.put, None)
+                for item in list(self._open):
+                    stack.callback(item.close)
+
+
+CLEANUP = Cleanup()
