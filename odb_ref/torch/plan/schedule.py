@@ -12,8 +12,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.torch.plan.order import Order
 from odb_ref.torch.plan.seal import check_states
 from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.plan.state import START, EpochProgress, EpochState, check_moment, join_states
-from odb_ref.torch.plan.updates import begin_inside
+from odb_ref.torch.plan.state import START, EpochProgress, EpochState, begin_inside, check_moment, join_states
 from odb_ref.torch.reading.seeding import Use, compute_seed
 
 _OF_USER: Final = {

@@ -4,7 +4,8 @@ A rank's state is the start of the round of its last taken step, and the positio
 integers, plus one for each sample that was carried into the round or taken of it, so at most two for each sample of the window,
 plus one for each sample set aside. With the same world size and configuration, a rank forms that round again, identically, and
 skips the steps it took. Otherwise everything that the ranks had taken or set aside is subtracted from the epoch's order, and
-the ranks start anew on what remains (`Generation`). Spec: R10, R11.3.
+the ranks start anew on what remains (`Generation`), or with updates of a fixed size on what remains of the present one
+(`begin_inside`). Spec: R10, R11.3.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import chain
 from types import NoneType
@@ -21,8 +22,9 @@ from typing import TYPE_CHECKING, Final, TypeVar, get_args, get_type_hints
 import numpy as np
 import torch
 
+from odb_ref.core.batching.updates import compute_first_place, count_rounds
 from odb_ref.core.errors import UsageError, read_integer
-from odb_ref.core.resume import Checkpoint
+from odb_ref.core.resume import Checkpoint, RoundStart
 from odb_ref.core.types import ZERO_COUNTS, StepCounts
 from odb_ref.torch.reading.quarantine import Places
 
@@ -283,3 +285,55 @@ def list_parts(states: Sequence[EpochState]) -> list[Part]:
     """Returns what each rank had taken, for ranks that have a checkpoint."""
     found = [(state.progress.checkpoint, state.progress) for state in states]
     return [Part(checkpoint, at.bad, at.places, at.gone) for checkpoint, at in found if checkpoint is not None]
+
+
+def begin_inside(
+    states: Sequence[EpochState], update_samples: int, rank: int, world_size: int, *, is_shared: bool
+) -> EpochProgress:
+    """Returns where ``rank`` begins, given the states of another number of ranks; between two updates any one is enough.
+
+    An update holds the same samples whatever the ranks are, so nothing is divided anew. The ranks begin with the update in
+    which the state was saved, and leave out what was trained on of it. Between two updates this is nothing, and all states are
+    equal. Spec: R15.5, R16.5, R16.6. Preserves: UPDATE.
+
+    Raises: UsageError when these are not the states of all ranks.
+    """
+    if not states[0].progress.is_between_updates:
+        check_all_ranks(states)
+    parts = list_parts(states)
+    if len(parts) < len(states):
+        return START  # nothing was trained on
+    first, begun, ranks = states[0].progress, parts[0].checkpoint.start, states[0].world_size
+    update = begun.round // count_rounds(update_samples, ranks, is_shared=is_shared)
+    taken, bad = set[int](), set[int]()
+    for saved_rank, part in enumerate(parts):
+        begin = 0
+        if not is_shared:
+            begin = compute_first_place(update, update_samples=update_samples, rank=saved_rank, world_size=ranks)
+        own = set(part.list_drawn()[1]) if is_shared else part.list_taken(begin)
+        taken |= _to_common(own.union(part.gone), saved_rank, ranks, is_shared=is_shared)
+        bad |= _to_common(part.bad, saved_rank, ranks, is_shared=is_shared)
+    if not is_shared:
+        taken, bad = (
+            {place // world_size for place in places if place % world_size == rank} for places in (taken, bad)
+        )
+    start = RoundStart(
+        round=update * count_rounds(update_samples, world_size, is_shared=is_shared),
+        planned_steps=first.steps,
+        global_samples=begun.global_samples + first.update_counts.samples - first.gone_counts.samples,
+        agreed_tokens=begun.agreed_tokens,
+        # A new rank accepts the lowest budget that any earlier rank accepted.
+        accepted_tokens=min(part.checkpoint.start.accepted_tokens for part in parts),
+    )
+    return EpochProgress(
+        checkpoint=Checkpoint(start=start),
+        update_counts=first.update_counts,
+        bad=tuple(sorted(bad)),
+        gone=tuple(sorted(taken)),
+        gone_counts=first.update_counts,
+    )
+
+
+def _to_common(places: Iterable[int], rank: int, world_size: int, *, is_shared: bool) -> set[int]:
+    """Converts places of a rank to places in the common order. Spec: R16.2."""
+    return set(places) if is_shared else {rank + place * world_size for place in places}
