@@ -116,12 +116,8 @@ def _count_references(tensors: Sequence[torch.Tensor]) -> int:
     In torch 2.6 holders in C++ do not raise Python's count. In torch 2.13 they do (pytorch pull request 167564), and Python's
     falls under the lock, so that both must be waited for.
     """
-    return max(sys.getrefcount(tensor) + _count_in_c(tensor) for tensor in tensors)
-
-
-def _count_in_c(tensor: torch.Tensor) -> int:
-    """Returns torch's own reference count of a tensor, which counts its Python object as one, or 0 if torch does not tell."""
-    return cast(int, tensor._use_count()) if hasattr(tensor, "_use_count") else 0
+    # Not every torch tells its own count, in which a tensor's Python object counts as one.
+    return max(sys.getrefcount(tensor) + getattr(tensor, "_use_count", int)() for tensor in tensors)
 
 
 def own_memory(output: Output) -> Output:

@@ -18,12 +18,6 @@ _BUCKET_BYTES: Final = 25 * 2**20
 """How many bytes of gradients travel at once, as with DDP. Each such bucket is a copy that takes extra memory."""
 
 
-def gather(own: Value, group: dist.ProcessGroup | None) -> list[Value]:
-    """Returns the value of each rank, in rank order. A collective."""
-    with unset_fake_temporarily():  # memory may be probed with fake tensors, which have no content to send
-        return gather_objects(own, group)
-
-
 def gather_results(make: Callable[[], Value], group: dist.ProcessGroup | None) -> list[Value]:
     """Returns what ``make`` returns on each rank, in rank order. A collective: if it raises on one, none waits for that rank.
 
@@ -34,7 +28,8 @@ def gather_results(make: Callable[[], Value], group: dist.ProcessGroup | None) -
         own = [make()]
     except Exception as raised:
         error = raised
-    said = gather((own, "" if error is None else f"{type(error).__name__}: {error}"), group)
+    with unset_fake_temporarily():  # memory may be probed with fake tensors, which have no content to send
+        said = gather_objects((own, "" if error is None else f"{type(error).__name__}: {error}"), group)
     if error is not None:
         raise error
     for rank, (_, cause) in enumerate(said):
