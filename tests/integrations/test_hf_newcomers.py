@@ -20,10 +20,11 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainingArguments
 
-from odb_ref.integrations.hf import STEP_INFO, enable
+from odb_ref.integrations.hf import STEP_INFO, ODBOptions, enable
 from odb_ref.torch import UsageError
 from tests.helpers.options import nested
 from tests.integrations.common import (
+    BUDGET_TOKENS,
     OPTIONS,
     SIZES,
     Model,
@@ -31,6 +32,7 @@ from tests.integrations.common import (
     check_weights,
     collate,
     get_sample,
+    get_weights,
     make_all,
     run_ranks,
 )
@@ -114,6 +116,32 @@ def test_a_loss_is_weighed_with_all_that_a_subclass_makes_of_it(tmp_path: Path) 
         check_weights(runs, Model())
     plain, more, *_ = ([round(loss, 3) for loss in losses] for *_, losses in values[0])
     assert more == [round(loss + 1, 3) for loss in plain]
+
+
+class Seeing(Recorder):
+    """Has a training step of its own around the Trainer's."""
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.seen = [*getattr(self, "seen", ()), inputs[STEP_INFO]]
+        return super().training_step(model, inputs, *args, **kwargs)
+
+
+def see_batches(rank: int, folder: Path) -> Any:
+    found = []
+    for odb in (AUTO, ODBOptions(token_budget=BUDGET_TOKENS, loader=nested(**OPTIONS))):
+        trainer = make_trainer(rank, folder, kind=Seeing, odb=odb, gradient_accumulation_steps=2)
+        trainer.train()
+        found.append((trainer.seen, trainer.state.global_step, (trainer.updates, get_weights(trainer.model))))
+    return found
+
+
+def test_a_training_step_of_a_subclass_gets_every_batch(tmp_path: Path) -> None:
+    """Checks: WEIGHT. In the free mode, where the last update is not full, and in updates of a fixed size."""
+    for variant in zip(*get_values(run_ranks(len(SIZES), see_batches, tmp_path)), strict=True):
+        for seen, updates, _ in variant:
+            assert [info.step for info in seen] == [*range(len(seen))]
+            assert sum(info.is_update_end for info in seen) == updates and seen[-1].is_last
+        check_weights([run for *_, run in variant], Model())
 
 
 class Stream(IterableDataset[Any]):

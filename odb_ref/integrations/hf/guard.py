@@ -162,10 +162,9 @@ class SteppingTrainer(EvaluatingTrainer):
             super()._track_num_input_tokens(cut_rows(part) if is_idle(part) else part)
 
     def _run_whole(self, info: StepInfo, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
-        compute = partial(self._compute_weighed, info) if self.takes_step_info else self._compute_as_given
         self.weighed = info
         try:
-            with covering(self, "compute_loss", partial(compute, self.compute_loss)):
+            with covering(self, "compute_loss", partial(self._compute_weighed, info, self.compute_loss)):
                 return cast(Tensor, super().training_step(model, inputs, *args, **kwargs))
         finally:
             self.weighed = None
@@ -177,6 +176,8 @@ class SteppingTrainer(EvaluatingTrainer):
 
         Raises: UsageError when the Trainer has counted tokens itself.
         """
+        if not self.takes_step_info:  # the loss is already weighted
+            return _change_loss(compute_loss(model, inputs, *args, **kwargs), self._keep)
         if kwargs.get("num_items_in_batch") is not None:
             raise UsageError(f"num_items_in_batch is set for a training batch, so {_OVERRIDDEN}")
         self._is_weighed, share = True, 1.0
@@ -201,12 +202,6 @@ class SteppingTrainer(EvaluatingTrainer):
         finally:
             self.compute_loss_func = own
         return _change_loss(result, lambda loss: self._keep(info.scale(loss)))
-
-    def _compute_as_given(
-        self, compute_loss: LossFn, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object
-    ) -> LossAndOutputs:
-        """Returns the result of a ``compute_loss`` that has already scaled its loss."""
-        return _change_loss(compute_loss(model, inputs, *args, **kwargs), self._keep)
 
     def _keep(self, loss: Tensor) -> Tensor:
         """Keeps the loss unchanged by the Trainer: older versions divide it, whatever `loss_is_scaled_for_ga` is."""
