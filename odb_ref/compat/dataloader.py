@@ -14,7 +14,7 @@ from odb_ref.compat.step_info import mark
 from odb_ref.torch import ODBDataLoader as OwnDataLoader
 from odb_ref.torch import UsageError
 from odb_ref.torch.batches import Batch
-from odb_ref.torch.from_dataloader import ADOPTED, adopt_options
+from odb_ref.torch.from_dataloader import ADOPTED, adopt_options, find_batch_sampler
 from odb_ref.torch.plan.state import StateDict
 from odb_ref.torch.settings import arrange, spread
 
@@ -75,7 +75,7 @@ class ODBDataLoader(Generic[Batch]):
 
         Raises: UsageError when the DataLoader forms batches itself.
         """
-        size = find_batch_size(plain)
+        size: int | None = getattr(find_batch_sampler(plain), "batch_size", plain.batch_size)
         if size != 1 and not is_prepared(plain):
             raise UsageError(f"batches are formed under the token budget, so batch_size=1 is wanted, got {size}")
         self.odb_config = config
@@ -134,16 +134,9 @@ _WORKERS: Final = 4
 """The release's default number of workers."""
 
 
-def is_prepared(plain: DataLoader[object]) -> bool:
+def is_prepared(plain: object) -> bool:
     """Returns True for a loader that Accelerate has made from another one, and that therefore has a batch sampler."""
     return bool(getattr(plain, "_is_accelerate_prepared", False))
-
-
-def find_batch_size(plain: DataLoader[object]) -> int | None:
-    """Returns the number of samples in a batch, also if a batch sampler determines it."""
-    sampler = plain.batch_sampler
-    size: int | None = getattr(getattr(sampler, "batch_sampler", sampler), "batch_size", plain.batch_size)
-    return size
 
 
 def make_options(plain: DataLoader[object], config: ODBConfig, own: Mapping[str, object]) -> dict[str, object]:
@@ -154,8 +147,7 @@ def make_options(plain: DataLoader[object], config: ODBConfig, own: Mapping[str,
         options.setdefault("window", plain.num_workers * plain.prefetch_factor)
     given = {"prefetch_factor": None, **options, **spread(own)}
     if is_prepared(plain) and not {"sampler", "shuffle", "shard"} & given.keys():
-        sampler = plain.batch_sampler
-        inner = getattr(getattr(sampler, "batch_sampler", sampler), "sampler", None)
+        inner = getattr(find_batch_sampler(plain), "sampler", None)
         if inner is not None and not isinstance(plain.dataset, IterableDataset):
             given["shuffle"] = isinstance(inner, RandomSampler)
     return adopt_options(plain, given)

@@ -39,6 +39,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 from odb_ref.torch import StepInfo, UsageError
+from odb_ref.torch.from_dataloader import find_batch_sampler
 from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, isolate
 
 _ASKED: Final = {"ACCELERATE_USE_FSDP": DistributedType.FSDP, "ACCELERATE_USE_DEEPSPEED": DistributedType.DEEPSPEED}
@@ -162,12 +163,6 @@ def find_order(accelerator: Accelerator, dataloader: DataLoader[object]) -> Plai
         put_on_device=True,  # required for it
     )
     return find_prepared_order(prepared, accelerator.num_processes, accelerator.dataloader_config.data_seed or 0)
-
-
-def find_batch_sampler(prepared: object) -> object:
-    """Returns the batch sampler that the user gave a prepared loader, or None if it has none."""
-    outer = getattr(prepared, "batch_sampler", None)
-    return getattr(outer, "batch_sampler", outer)
 
 
 def find_prepared_order(prepared: object, world_size: int, seed: int = 0) -> PlainOrder:

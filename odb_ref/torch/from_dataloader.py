@@ -120,6 +120,12 @@ def lists_all(sampler: object, dataset: object) -> bool:
             return False
 
 
+def find_batch_sampler(dataloader: object) -> object:
+    """Returns the batch sampler that the user gave a loader, also one that Accelerate has prepared, or None if it has none."""
+    outer = getattr(dataloader, "batch_sampler", None)
+    return getattr(outer, "batch_sampler", outer)
+
+
 def _is_plain(sampler: object, kind: type[object]) -> bool:
     """Returns True if the sampler lists the same as its base class does. A user's subclass may leave samples out."""
     return type(sampler).__iter__ is kind.__iter__  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from odb_ref.compat.config import LossScalingMode, ODBConfig, resolve_config, split_settings
-from odb_ref.compat.dataloader import ODBDataLoader, make_options
+from odb_ref.compat.dataloader import ODBDataLoader, is_prepared, make_options
 from odb_ref.compat.handle import ODBHandle
 from odb_ref.compat.integrations.bridge import BridgeState
 from odb_ref.compat.step_info import ODBStepInfo, carries_step, pop_step_info
@@ -173,7 +173,7 @@ def _resolve(
 ) -> tuple[ODBConfig, dict[str, object]]:
     """Returns the configuration, and the arguments of the Trainer's loader beside those that the Trainer sets."""
     # The Trainer rebuilds a loader that it has made. Its arguments then determine which samples a rank reads.
-    is_trainers = bool(getattr(dataloader, "_is_accelerate_prepared", False))
+    is_trainers = is_prepared(dataloader)
     if isinstance(dataloader, ODBDataLoader):
         config = handle.config if handle is not None else dataloader.odb_config
         if settings:

@@ -40,7 +40,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from odb_ref.integrations.accelerate import check_strategy, find_batch_sampler, find_prepared_order
+from odb_ref.integrations.accelerate import check_strategy, find_prepared_order
 from odb_ref.integrations.hf.callback import TrainerHooks
 from odb_ref.integrations.hf.data import choose_layout, take_share, warn_of_shards
 from odb_ref.integrations.hf.gathering import gathering
@@ -52,7 +52,7 @@ from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch
 from odb_ref.integrations.hf.versions import compute_split, counts_first_labels, get_sampling
 from odb_ref.integrations.progress import Intervals, Progress
 from odb_ref.torch import ODBDataLoader, UsageError
-from odb_ref.torch.from_dataloader import lists_all
+from odb_ref.torch.from_dataloader import find_batch_sampler, lists_all
 from odb_ref.torch.settings import arrange
 
 _UNBOUNDED: Final = 2**40
