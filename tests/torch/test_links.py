@@ -407,7 +407,7 @@ def test_a_hundred_ranks_meet_and_agree(kind: type[Transport]) -> None:
     def work(rank: int) -> tuple[list[int], list[int], int]:
         transport = kind(meet(store, rank, world_size, 30.0), make_roster(rank, world_size))
         found = transport.reduce_max([rank, -rank]), transport.reduce_sum([rank, 1])
-        reports = transport.gather(Report(rank, "", 0, str(rank)))
+        reports = [report for report, _ in transport.gather(Report(rank, "", 0, str(rank)))]
         together.wait(30)  # no rank leaves before all have everything
         transport.links.close()
         return *found, [report.config for report in reports] == [str(item) for item in range(world_size)]

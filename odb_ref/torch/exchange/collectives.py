@@ -46,8 +46,6 @@ class Transport:
         self.run = secrets.randbits(RUN_BITS)
         """A number that all processes of this transport have once they have met, and no other transport."""
         self._tree = compute_tree(roster)
-        self.notes: tuple[str, ...] = ("",) * len(roster.processes)
-        """The notes of all processes that came with their last reports."""
 
     def reduce_max(self, values: Sequence[int], check: Check = lambda: None) -> list[int]:
         """Returns the elementwise maximum over all processes. Calls ``check`` now and then while it waits."""
@@ -98,11 +96,10 @@ class Transport:
             self.links.send(child, MessageKind.GATHER, message)
         return [part for _, part in sorted(parts.items())]
 
-    def gather(self, report: Report, note: str = "") -> tuple[Report, ...]:
-        """Returns the reports of all processes, in order. Keeps their notes, on which no outcome depends. Spec: R17.4."""
+    def gather(self, report: Report, note: str = "") -> list[tuple[Report, str]]:
+        """Returns the reports of all processes, in order, with their notes, on which no outcome depends. Spec: R17.4."""
         pairs = [json.loads(part) for part in self._gather(json.dumps((asdict(report), note)).encode())]
-        self.notes = tuple(text for _, text in pairs)
-        return tuple(Report(**fields) for fields, _ in pairs)
+        return [(Report(**fields), text) for fields, text in pairs]
 
 
 class GatherTransport(Transport):

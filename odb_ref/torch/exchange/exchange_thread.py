@@ -248,8 +248,8 @@ class Exchange:
             case PostCounts(counts, wanted):
                 answer: Event = self._count(transport, counts, wanted)
             case PostReport(report):
-                answer = Reported(transport.gather(report, self._note))
-                self.notes = transport.notes
+                reports, self.notes = zip(*transport.gather(report, self._note), strict=True)
+                answer = Reported(reports)
             case PostOffer() | None:
                 agreement = self._tick(transport, post)
                 if agreement is None:

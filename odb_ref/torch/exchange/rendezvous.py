@@ -115,7 +115,7 @@ def _check_name(transport: Transport, check: Check) -> None:
     low, high, transport.run = transport.reduce_max((-number, number, transport.run), check)
     if -low == high:
         return
-    reports = transport.gather(Report(transport.roster.rank, "", 0, transport.name))
+    reports = [report for report, _ in transport.gather(Report(transport.roster.rank, "", 0, transport.name))]
     other = next(report for report in reports if report.config != reports[0].config)
     roster = transport.roster
     cause = f"transport is {other.config!r}, {roster.name(0)} has {reports[0].config!r}"
@@ -170,6 +170,7 @@ class _Meeting:
         )
         self._own = _Arrival(endpoint=endpoint, loader=identity)
         self._links: dict[int, Link] = {}
+        self._is_connected = False
         self.missed: PeerLost | None = None
         """Why other ranks that waited for this one have given up, perhaps in an earlier generation."""
 
@@ -180,22 +181,13 @@ class _Meeting:
             self.missed = end if end.rank == self._roster.rank else None
         self._store.set(str(self._index), self._own.encode())
         self._begun.set(self._job_rank, f"it waits in {self._own.loader}")
-        try:
-            with blocked(Wait(self._own.loader, self._find_awaited, self._end_crossed)):
-                if self._parent is not None:
-                    self._connect_to(self._parent)
-                while self._listener.awaited:
-                    self.check_time()
-                    self._accept(POLL_S)
-        except BaseException as error:
-            if isinstance(error, _GaveUpError | TimeoutError):
-                self.give_up()  # first, so that nobody mistakes the closed connection for a dead process
-            with contextlib.suppress(RuntimeError):
-                self._store.set(str(self._index), "")
-                self._begun.set(self._job_rank, f"it has given up {self._own.loader}")
-            for link in self._links.values():
-                link.connection.close()
-            raise
+        with blocked(Wait(self._own.loader, self._find_awaited, self._end_crossed)):
+            if self._parent is not None:
+                self._connect_to(self._parent)
+            while self._listener.awaited:
+                self.check_time()
+                self._accept(POLL_S)
+        self._is_connected = True
         return Links(self._index, self._links, self._timeout_s, self._roster.name_process)
 
     def _connect_to(self, index: int) -> None:
@@ -331,5 +323,14 @@ class _Meeting:
             self._begun.delete_key(self._job_rank)
 
     def close(self) -> None:
-        """Stops accepting connections."""
+        """Stops accepting connections, and closes those made so far unless all have connected. Only after `give_up`, so that
+        nobody mistakes this for the end of the process.
+        """
         self._listener.close()
+        if self._is_connected:
+            return
+        with contextlib.suppress(RuntimeError):
+            self._store.set(str(self._index), "")
+            self._begun.set(self._job_rank, f"it has given up {self._own.loader}")
+        for link in self._links.values():
+            link.connection.close()
