@@ -109,9 +109,9 @@ class PlainOrder(Sampler[object]):
         self._seed, self._epoch = seed, 0
         self.batch = batch
         """The samples in one batch of each rank, all together."""
-        # With these names `load_state_dict` can extend the order as the saved job did, with another number of ranks.
-        self.least = len(sampler) // batch * batch if drops_last else len(sampler)
-        self.samples = -(-self.least // whole) * whole
+        # With these names `load_state_dict` can extend the order as the saved job did, with other ranks or batch sizes.
+        least = len(sampler) // batch * batch if drops_last else len(sampler)
+        self.samples = self.own_samples = -(-least // whole) * whole
         self.batches = -(-self.samples // batch)
         """The number of batches of each rank in an epoch."""
 

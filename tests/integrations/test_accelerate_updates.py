@@ -15,9 +15,9 @@ require("accelerate")
 
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SequentialSampler
 
-from odb_ref.integrations.accelerate import accumulate, find_order, find_prepared_order
+from odb_ref.integrations.accelerate import PlainOrder, accumulate, find_order, find_prepared_order
 from odb_ref.torch import JobState, ODBDataLoader, UsageError
 from tests.helpers.options import nested
 from tests.integrations.common import Model, get_weights, run_ranks
@@ -173,3 +173,27 @@ def test_an_order_that_cannot_be_told_is_refused(settings: dict[str, Any], said:
 def test_a_stream_has_no_order() -> None:
     with pytest.raises(UsageError, match=r"Leave out sampler= and shard=, and let the stream yield on each rank"):
         find_order(Accelerator(cpu=True), DataLoader(Stream(0, SAMPLES)))
+
+
+def test_an_epoch_ends_with_the_length_that_it_was_begun_with_and_the_next_has_its_own() -> None:
+    """Checks: RESUME. A plain loader extends an order, or cuts it, to whole batches. Spec: R10.5."""
+
+    def make(batch: int, *, drops_last: bool) -> ODBDataLoader[Any]:
+        order = PlainOrder(SequentialSampler(range(45)), batch, whole=batch, drops_last=drops_last)
+        return ODBDataLoader(
+            Numbers(0, 45), token_budget=200, update_samples=12, sampler=order, shard="shared", collate_fn=collate
+        )
+
+    def count(loader: ODBDataLoader[Any]) -> int:
+        return sum(info.local_samples for _, info in loader.steps())
+
+    for drops_last, begun, own in ((False, 48, 46), (True, 42, 44)):
+        first, second = make(6, drops_last=drops_last), make(2, drops_last=drops_last)
+        with first, second:
+            for _, info in first.steps():
+                if (info.update, info.is_update_end) == (1, True):
+                    break
+            second.load_state_dict(first.state_dict())
+            assert [count(second), count(second)] == [begun - 24, own]
+            first.load_state_dict(second.state_dict())  # saved between two epochs
+            assert count(first) == begun

@@ -26,6 +26,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from odb_ref import Faults
 from odb_ref.integrations.hf import ODBOptions, enable
 from odb_ref.integrations.hf.data import choose_layout, warn_of_shards
 from odb_ref.integrations.hf.trainer import is_shuffled
@@ -315,6 +316,45 @@ def test_a_stream_whose_end_is_carried_over_by_the_plain_trainer_is_said(tmp_pat
     said = [[text for text in run["said"] if "at the end of the stream" in text] for run in found]
     assert ["stream: 3." in " ".join(said[1]), "stream: 4." in " ".join(said[2])] == [True, True]
     assert [bool(texts) for texts in said] == [False, True, True, False, False]
+
+
+class Bad(Texts):
+    """Texts of which one cannot be read."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            raise ValueError("cannot be read")
+        return super().__getitem__(index)
+
+
+def test_an_epoch_of_fewer_updates_than_the_trainer_counts_goes_on_where_it_was_saved(tmp_path: Path) -> None:
+    """Checks: RESUME, COVER. The one sample of an update was set aside in each epoch. ``max_steps`` are all made."""
+    odb = ODBOptions(token_budget=80, loader={"faults": Faults(on_bad_sample="quarantine", max_bad_samples=9)})
+    settings = {
+        "data": Bad(6),
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 1,
+        "num_train_epochs": 4,
+    }
+    settings |= {"lr_scheduler_type": "constant"}
+    first = settings | {"save_strategy": "steps", "save_steps": 1}
+    resumed = [(tmp_path, odb, f"checkpoint-{at}", settings) for at in (5, 11, 15)]
+    cases = [(tmp_path, odb, "", first), *resumed, (tmp_path, odb, "", settings | {"max_steps": 23})]
+    whole, *others, longer = [get_values(results)[0] for results in run_each(1, train, cases)]
+    assert [run["log"][-1]["step"] for run in (whole, longer)] == [20, 23]
+    for run in others:
+        assert run["weights"] == whole["weights"]
+        assert [entry.get("epoch") for entry in run["log"]] == [entry.get("epoch") for entry in whole["log"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [1, 4, 5])
+def test_a_stream_is_divided_among_ranks_as_the_plain_trainer_divides_it(tmp_path: Path, shards: int) -> None:
+    """Checks: UPDATE. Where Accelerate gives whole shards to ranks, each rank gets the ones that follow each other."""
+    datasets = pytest.importorskip("datasets")
+    texts = [Texts(60)[index] for index in range(60)]
+    stream = datasets.Dataset.from_list(texts).to_iterable_dataset(num_shards=shards)
+    compare(tmp_path, 2, data=stream, max_steps=4, accelerator_config={"dispatch_batches": False})
 
 
 class Drawing(Trainer):  # type: ignore[misc]

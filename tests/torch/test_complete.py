@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import cycle
@@ -249,10 +250,11 @@ def test_workers_that_all_yield_the_same_are_warned_of(num_workers: int, is_told
         list(loader)
 
 
-def read_stream(rank: int, is_divided: bool) -> list[str]:
+def read_part(rank: int, kind: type[Numbers] | type[Stream], is_divided: bool) -> list[str]:
     """Returns the warnings of a rank that reads its half of 400 samples, or the same 200 as the other one."""
-    data = Stream(200 * rank if is_divided else 0, 200)
-    with ODBDataLoader(data, **nested(**SETTINGS)) as loader, warnings.catch_warnings(record=True) as caught:
+    own = {"sampler": range(200)} if kind is Numbers else {}
+    data = kind(200 * rank if is_divided else 0, 200)
+    with ODBDataLoader(data, **nested(**SETTINGS, **own)) as loader, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
             assert sum(info.local_samples for _, info in loader.steps()) == 200
@@ -260,9 +262,10 @@ def read_stream(rank: int, is_divided: bool) -> list[str]:
 
 
 def test_ranks_that_all_yield_the_same_are_warned_of() -> None:
-    """Checks: ONCE."""
-    undivided, divided = run_each(2, read_stream, [(False,), (True,)])
-    for said in get_values(undivided):
+    """Checks: ONCE. A stream, or without updates a sampler, that is not divided."""
+    cases = [(kind, is_divided) for is_divided in (False, True) for kind in (Stream, Numbers)]
+    found = [get_values(results) for results in run_each(2, read_part, cases)]
+    for said in itertools.chain(*found[:2]):
         assert len(said) == 1
         assert "all ranks begin with the same samples" in said[0]
-    assert get_values(divided) == [[], []]
+    assert found[2:] == [[[], []]] * 2

@@ -182,7 +182,7 @@ def load_another_rank_s_state(rank: int) -> str:
 
 def test_a_state_that_one_rank_refuses_ends_the_epoch_on_all() -> None:
     results = run_ranks(2, load_another_rank_s_state)
-    what = "UsageError: load_state_dict: the state of rank 1 was given to rank 0"
+    what = "UsageError: load_state_dict: rank 0 was not given its own state, only that of rank 1"
     assert get_values(results) == [what, f"JobError: rank 0 failed: {what}"]
     assert max(result.seconds for result in results) < 15
 

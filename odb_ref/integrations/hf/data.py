@@ -135,11 +135,14 @@ def warn_of_shards(dataset: object, world_size: int) -> None:
         )
 
 
-def take_share(dataset: Dataset[object], args: TrainingArguments, shard: object) -> Dataset[object]:
+def take_share(
+    dataset: Dataset[object], args: TrainingArguments, shard: object, *, prepared: object = None
+) -> Dataset[object]:
     """Returns the part of a Trainer's data set that an `odb_ref.torch.ODBDataLoader` should read on this rank.
 
     A map-style data set is returned whole, because the loader divides it; for a stream this is the rank's part. A stream of the
-    datasets package is split with the package's own function, unless the user has done so. ``shard`` is the loader's option.
+    datasets package that the user has not divided is divided as in the data set of the ``prepared`` loader, if Accelerate has
+    given whole shards to ranks there, and otherwise with the package's own function. ``shard`` is the loader's option.
 
     Raises: UsageError when ranks would read the same samples, as far as can be told.
     """
@@ -152,6 +155,8 @@ def take_share(dataset: Dataset[object], args: TrainingArguments, shard: object)
             "given the same samples as the others. Make each rank yield its own samples, and pass "
             "ODBOptions(loader={'shard': 'given'})"
         )
+    if prepared is not dataset and isinstance(prepared, type(dataset)):
+        return prepared
     split = importlib.import_module("datasets.distributed").split_dataset_by_node
     share: Dataset[object] = split(dataset, rank=args.process_index, world_size=args.world_size)
     return share

@@ -35,13 +35,16 @@ def _get_rank(path: Path) -> int:
     return int(path.stem.removeprefix(STATE_STEM))
 
 
-def read_plain_updates(folder: Path) -> int | None:
-    """Returns the number of updates in a plain Trainer's checkpoint, or None if there is no such checkpoint."""
+def read_updates(folder: Path) -> int | None:
+    """Returns the number of updates made before a checkpoint, or None if no Trainer has saved one in this folder."""
     path = folder / TRAINER_STATE_NAME
-    if any(folder.glob(f"{STATE_STEM}*.json")) or not path.is_file():
-        return None
-    made: int = json.loads(path.read_text())["global_step"]
+    made: int | None = json.loads(path.read_text())["global_step"] if path.is_file() else None
     return made
+
+
+def has_states(folder: Path) -> bool:
+    """Returns True if an ODBTrainer has saved a checkpoint in this folder."""
+    return any(folder.glob(f"{STATE_STEM}*.json"))
 
 
 def read_states(folder: Path) -> list[SavedLoader]:

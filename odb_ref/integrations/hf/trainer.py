@@ -47,7 +47,7 @@ from odb_ref.integrations.hf.gathering import gathering
 from odb_ref.integrations.hf.guard import LossAndOutputs, SteppingTrainer, covering
 from odb_ref.integrations.hf.losses import check_pair_loss, warn_of_other_losses
 from odb_ref.integrations.hf.options import STEP_INFO, ODBOptions, check_arguments, check_engine
-from odb_ref.integrations.hf.saving import SavedLoader, check_updates, read_plain_updates, read_states
+from odb_ref.integrations.hf.saving import SavedLoader, check_updates, has_states, read_states, read_updates
 from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch
 from odb_ref.integrations.hf.versions import compute_split, counts_first_labels, get_sampling
 from odb_ref.integrations.progress import Intervals, Progress
@@ -141,7 +141,9 @@ class ODBTrainer(SteppingTrainer):
         options |= self.odb.settings
         if update_samples is not None and is_iterable and isinstance(prepared, DataLoaderDispatcher):
             warn_of_shards(self.train_dataset, self.args.world_size)
-        source = take_share(self.train_dataset if is_iterable else prepared.dataset, self.args, options.get("shard"))
+        source = prepared.dataset
+        if is_iterable:
+            source = take_share(self.train_dataset, self.args, options.get("shard"), prepared=source)
         if update_samples is None:
             options["accumulation_steps"] = k
         loader = ODBDataLoader(
@@ -156,7 +158,8 @@ class ODBTrainer(SteppingTrainer):
             check_updates(self._saved[0], update_samples)
         if batches is None and loader.has_updates_per_epoch:
             batches = loader.updates_per_epoch * k
-        self._updates = TrainerUpdates(loader, source, k, batches, carried, made=self._made)
+        is_continued = bool(self._saved)
+        self._updates = TrainerUpdates(loader, source, k, batches, carried, made=self._made, is_continued=is_continued)
         return self._updates
 
     def _check_settings(self) -> None:
@@ -217,7 +220,13 @@ class ODBTrainer(SteppingTrainer):
             values: tuple[int, int, int, int, float, int, int] = super().set_initial_training_values(
                 args, dataloader, *batch
             )
-            return values
+            if not isinstance(dataloader, TrainerUpdates):
+                return values
+            epochs = values[0]
+            if args.max_steps > 0 and self.odb.settings.get("on_bad_sample") == "quarantine":
+                # Updates may be missing, each epoch makes at least one, and training ends when all are made.
+                epochs = max(epochs, args.max_steps)
+            return (epochs - dataloader.first_epoch, *values[1:])
         free.batches = _UNBOUNDED * k if batch else None
         epochs = math.ceil(args.num_train_epochs)
         samples = updates * self.get_total_train_batch_size(args)
@@ -309,15 +318,17 @@ class ODBTrainer(SteppingTrainer):
         folder = resume_from_checkpoint
         if folder is True:
             folder = get_last_checkpoint(self.args.output_dir)
-        made = read_plain_updates(Path(folder)) if folder and self._reads_as_plain() else None
-        self._saved = read_states(Path(folder)) if folder and made is None else []
+        path = Path(folder) if folder else None
+        made = None if path is None else read_updates(path)
+        is_plain = path is not None and made is not None and self._reads_as_plain() and not has_states(path)
+        self._saved = [] if path is None or is_plain else read_states(path)
         self._made = made or 0
         self._info = self.progress = self._guard = self._before = None
         # The lowest of all ranks' values applies, so every rank may accept it.
         accepted = [item for state in self._saved for item in state["accepted"].items()]
         self._accepted = {by: min(tokens for of, tokens in accepted if of == by) for by, _ in accepted}
         ignores = self.args.ignore_data_skip
-        if made is not None:
+        if is_plain:
             warnings.warn(
                 f"{folder} is a plain Trainer's checkpoint: training continues after its {made} updates, and the samples of "
                 "the epoch that they read are read again",

@@ -58,7 +58,9 @@ class TrainerUpdates:
         carried: int = 0,
         *,
         made: int = 0,
+        is_continued: bool = False,
     ) -> None:
+        """``made`` is the number of updates in the checkpoint. If it ``is_continued``, the loader has a state of its own."""
         self.loader = loader
         self.dataset = dataset
         """The Trainer counts it for its banner."""
@@ -71,10 +73,14 @@ class TrainerUpdates:
         self._accumulation_steps = accumulation_steps
         self._carried = carried
         """A plain Trainer makes no update of up to this many samples at the end of an epoch."""
-        self._first = divmod(made, -(-batches // accumulation_steps)) if batches else (0, 0)
+        # The Trainer counts epochs in updates.
+        counted = divmod(made, -(-batches // accumulation_steps)) if batches else (0, 0)
+        self._first = (0, 0) if is_continued else counted
         """The epoch, and the update in it, to begin with. Earlier updates, made by a plain Trainer, are read and skipped."""
-        self.first_epoch = loader.epoch if batches is None else 0
-        """The epoch that the Trainer counts as 0. If it does not know how many updates an epoch has, training starts there."""
+        self.first_epoch = loader.epoch - counted[0] if is_continued or not batches else 0
+        """The epoch that the Trainer counts as 0. Above 0 if it does not know how many updates an epoch has, or if earlier ones
+        had fewer: because all samples of an update were set aside, or a callback ended them.
+        """
 
     def __len__(self) -> int:
         if self.batches is None:

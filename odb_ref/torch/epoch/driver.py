@@ -85,8 +85,8 @@ class EpochDriver:
         self.start = start
         self._drawing = Drawing(start, config)
         self._acceptance = start.make_acceptance(config.budget_tokens, schedule)
-        # The sampler divides a map-style data set among the ranks, so only streams can repeat.
-        self._repeats = RepeatWatch(config.world_size if start.keys is None else 1)
+        # If the loader itself divides an order among ranks, they cannot repeat each other.
+        self._repeats = RepeatWatch(1 if start.samples else config.world_size)
         self._trace = EpochTrace(start, config)
         self._machine = Machine(config, self._trace.record)
         self._events: deque[Event | _Begin] = deque()

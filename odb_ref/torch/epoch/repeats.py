@@ -1,4 +1,4 @@
-"""Detects that all ranks read the same samples: an undivided stream would be trained on once per rank."""
+"""Detects that all ranks read the same samples: an undivided stream or sampler would be trained on once per rank."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Final
 from odb_ref.core.types import Step, compute_counts
 
 REPEATED: Final = (
-    "all ranks begin with the same samples, as happens with an iterable data set that is not divided among them: each sample "
-    "is then trained on once per rank. Divide it by rank and world size (Hugging Face: "
-    "datasets.distributed.split_dataset_by_node)"
+    "all ranks begin with the same samples, as happens with an iterable data set that is not divided among them, or without "
+    "update_samples with such a sampler: each sample is then trained on once per rank. Divide it by rank and world size "
+    "(Hugging Face: datasets.distributed.split_dataset_by_node)"
 )
 
 _ENOUGH: Final = 8

@@ -93,13 +93,18 @@ class Order:
             )
         return len(source)
 
-    def follow(self, saved: str, world_size: int) -> None:
-        """Adopts the length that the saving job's ``world_size`` ranks had, if it depends on the number of ranks."""
+    def follow(self, saved: str | None, ranks: int) -> None:
+        """Adopts the length of a saved order, or its own again for None, if it depends on the number of ranks or on batch size.
+
+        Lengths differ by less than an update, or than the larger number of ``ranks``. If they differ by more, the data set has
+        changed.
+        """
         sampler: object = self.sampler
-        samples = json.loads(saved).get("samples")
-        if isinstance(sampler, Repeating) and isinstance(samples, int):
-            most = sampler.least + max(self.update_samples or 1, world_size)
-            sampler.samples = samples if sampler.least <= samples < most else sampler.samples
+        if isinstance(sampler, Repeating):
+            own = sampler.own_samples
+            samples = own if saved is None else json.loads(saved).get("samples")
+            is_near = isinstance(samples, int) and abs(samples - own) < max(self.update_samples or 1, ranks)
+            sampler.samples = samples if is_near else own
 
     def count_updates(self) -> int:
         """Returns the number of updates in an epoch. Spec: R16.1."""

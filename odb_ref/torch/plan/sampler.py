@@ -22,12 +22,12 @@ _left: Final[dict[int, tuple[weakref.ref[object], Mapping[str, int]]]] = {}
 
 @runtime_checkable
 class Repeating(Protocol):
-    """A sampler that repeats keys until they divide evenly, so that its length depends on the number of ranks."""
+    """A sampler that repeats or drops keys until they divide evenly, so that its length depends on ranks or batch size."""
 
-    least: int
-    """The number of keys without repetitions."""
+    own_samples: int
+    """The number of keys it lists, unless an epoch is continued that was begun with another number."""
     samples: int
-    """The number of keys it lists."""
+    """The number of keys it lists now."""
 
 
 class AllReplicas(Sampler[object]):
@@ -38,8 +38,7 @@ class AllReplicas(Sampler[object]):
 
     def __init__(self, sampler: DistributedSampler[object]) -> None:
         self.sampler = sampler
-        self.samples = sampler.total_size
-        self.least = self.samples if sampler.drop_last else len(sampler.dataset)  # type: ignore[arg-type]
+        self.samples = self.own_samples = sampler.total_size
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the wrapped sampler."""

@@ -180,21 +180,23 @@ class Schedule:
         """Returns the position from which ``rank`` continues. Raises: UsageError when the loaded states do not fit."""
         order, loaded = self._order, self._get_loaded()
         if not loaded:
+            order.follow(None, world_size)
             return START
         first = loaded[0]
         mine = next((state for state in loaded if state.rank == rank), None)
         saved = mine or first
-        if saved.world_size != world_size:
-            order.follow(saved.order, saved.world_size)
+        order.follow(saved.order, max(saved.world_size, world_size))
         self._check_order(saved)
         if all(state.progress == START for state in loaded):
+            order.follow(None, world_size)
             return START  # saved between two epochs: the next one uses the present settings
         changes = _describe_changes(first.settings, self._settings)
         has_updates = order.is_auto and order.update_samples is not None
         is_between = has_updates and saved.progress.is_between_updates  # then the states of all ranks are equal
         if first.world_size == world_size and not changes:
             if mine is None and not is_between:
-                raise UsageError(f"load_state_dict: the state of rank {first.rank} was given to rank {rank}")
+                given = ", ".join(str(state.rank) for state in loaded)
+                raise UsageError(f"load_state_dict: rank {rank} was not given its own state, only that of rank {given}")
             return saved.progress
         if first.world_size != world_size:
             changes.insert(0, f"ranks: saved {first.world_size}, now {world_size}")
