@@ -202,3 +202,27 @@ def test_a_batch_that_an_interrupt_has_taken_from_its_consumer_is_missed(
         numbers += [number for batch in loader for number in batch["numbers"]]
         assert sorted(numbers) == list(range(40))
     signal.signal(signal.SIGINT, before)
+
+
+def leave_at_once(rank: int) -> str:
+    options = nested(shuffle=True, **SETTINGS)
+    with ODBDataLoader(Numbers(0, 80), **options) as loader:
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+        state: Any = loader.state_dict()
+    assert state["checkpoint"]["start"]["carried"]
+    with ODBDataLoader(Numbers(0, 80), **options) as loader:
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        if rank:
+            return str(len(list(batches)))
+        batches.close()
+        return ""
+
+
+def test_who_leaves_a_resumed_epoch_before_its_first_batch_is_named() -> None:
+    """Its machine has not begun then, because the samples that were carried into the first round are not read yet."""
+    left, told = run_ranks(2, leave_at_once)
+    assert not left.error, left
+    assert told.error == "JobError" and told.text.startswith("rank 0 failed: its consumer left before"), told

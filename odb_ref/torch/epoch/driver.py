@@ -95,11 +95,10 @@ class EpochDriver:
         """True once the machine has begun."""
         self._is_reading = False
         """True once the service has been given this epoch."""
-        self._is_closed = False
+        self.is_closed = False
         self._closing = threading.Lock()
         self._batches: dict[int, object] = {}
         """The batches that are ready, by step number."""
-        self._is_wanted = True
         self._is_pinned = is_pinned
         self._uncollated: set[int] = set()
         """The steps of the round being collated whose batches are not ready yet."""
@@ -135,10 +134,10 @@ class EpochDriver:
     def close(self) -> None:
         """Ends the service's epoch. If not all ranks know yet that the epoch ends, this rank fails it. Spec: R7.2."""
         with self._closing:
-            if self._is_closed:
+            if self.is_closed:
                 return
             with self.condition:
-                self._is_closed = True
+                self.is_closed = True
                 was_reading, self._is_reading = self._is_reading, False
                 self._batches.clear()
             if was_reading:
@@ -207,7 +206,7 @@ class EpochDriver:
         with self.condition:
             if number not in self._uncollated or not self._is_reading:
                 return
-            if self._is_wanted and number >= self.cursor.first_step:
+            if not self.state.is_stopped and number >= self.cursor.first_step:
                 self._batches[number] = batch
             self._uncollated.remove(number)
             self._tell_collated()
@@ -402,8 +401,7 @@ class EpochDriver:
         return step, batch, counts
 
     def drop_batches(self) -> None:
-        """Drops the batches that are ready, and those to come, because the consumer has left."""
-        self._is_wanted = False
+        """Drops the batches that are ready, because the consumer has left."""
         self._batches.clear()
 
     def compute_progress(self) -> EpochProgress:
