@@ -27,7 +27,7 @@ from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Collate, Deliver, Effect, Finish, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import OdbError, UsageError
-from odb_ref.core.events import BudgetAccepted, Collated, Counted, Event, LocalFailed, SamplesRead, StepTaken
+from odb_ref.core.events import BudgetAccepted, Collated, Counted, Event, LocalFailed, SamplesRead, StepTaken, Urged
 from odb_ref.core.machine import Machine
 from odb_ref.core.resume import RoundStart, compute_round_start
 from odb_ref.core.state import Phase, State
@@ -90,6 +90,8 @@ class EpochDriver:
         self._trace = EpochTrace(start, config)
         self._machine = Machine(config, self._trace.record)
         self._events: deque[Event | _Begin] = deque()
+        self._early: list[Event] = []
+        """Events that the machine takes once it has begun."""
         self._is_handling = False
         self.has_begun = False
         """True once the machine has begun."""
@@ -253,6 +255,9 @@ class EpochDriver:
             return
         if self.state.phase is Phase.DONE and not isinstance(event, StepTaken):
             return
+        if not self.has_begun and isinstance(event, BudgetAccepted | Urged):
+            self._early.append(event)
+            return
         if isinstance(event, BudgetAccepted):
             self._accept(self._acceptance.tell(event.tokens))
             return
@@ -273,6 +278,7 @@ class EpochDriver:
         self._trace.set_aside(self.quarantine.get_bad_places())
         self._accept(self._acceptance.begin(self.state.accepted_tokens))
         self._perform(effects)
+        self._events.extend(self._early)
 
     def _break(self, error: BaseException) -> None:
         """Aborts the exchange: this rank cannot continue, and no other rank may wait for it."""
