@@ -101,14 +101,16 @@ def pop_step_info(
 
 def _pop_numbers(batch: MutableMapping[str, object], mode: LossScalingMode, world_size: int | None) -> ODBStepInfo:
     """Removes the numbers that a batch without a `StepInfo` carries."""
-    if not carries_step(batch):
-        warnings.warn(
-            "the batch is not of an ODB loader: its samples count alone, its loss is not weighed", stacklevel=3
-        )
+    is_plain = not carries_step(batch)
     found, *values = (batch.pop(key, None) for key in (ODB_STEP_INFO_KEY, *_COUNTS))
     if isinstance(found, ODBStepInfo):
         return found
     rows = next((len(item) for item in batch.values() if isinstance(item, Tensor) and item.ndim), 0)
+    if is_plain:
+        warnings.warn(
+            "the batch is not of an ODB loader: its samples count alone, its loss is not weighed", stacklevel=3
+        )
+        return ODBStepInfo(rows)
     samples, all_samples, tokens, all_tokens = (None if value is None else _read(value) for value in values)
     samples = rows if samples is None else samples
     all_samples = samples if all_samples is None else all_samples

@@ -34,7 +34,6 @@ class EpochIterator(_Unique, Generic[Batch]):
         self._told = told
         """Warnings that the loader has already issued; each is issued once."""
         self._loader: object = loader
-        self._is_over = False
         self._put_off: Warning | None = None
         """A warning that the user has turned into an error. Raised after its batch, which would be lost otherwise."""
         self._delivery = delivery
@@ -75,16 +74,13 @@ class EpochIterator(_Unique, Generic[Batch]):
         if self._put_off is not None:
             warning, self._put_off = self._put_off, None
             raise warning
-        if self._is_over:
-            raise StopIteration
         try:
             taken = self._delivery.take()
         except Exception:
-            CLEANUP.submit(self._delivery.close)
+            CLEANUP.submit(self._delivery.driver.close)
             raise
         if taken is None:
-            self._is_over = True
-            CLEANUP.submit(self._delivery.close)
+            CLEANUP.submit(self._delivery.driver.close)
             self._warn(None)
             raise StopIteration
         try:

@@ -137,6 +137,12 @@ def test_a_batch_carries_its_step_until_it_is_taken() -> None:
     assert odb.scale_loss(torch.tensor(1.0), {}) == 1.0
 
 
+def test_a_batch_of_a_plain_loader_is_not_weighed_on_several_ranks() -> None:
+    with pytest.warns(UserWarning, match="its loss is not weighed"):
+        info = odb.pop_step_info({"input_ids": torch.ones(2, 3)}, world_size=2)
+    assert (info.all_samples_this_step, info.loss_scale) == (2, 1.0)
+
+
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_dataloader_is_changed_in_place(shuffle: bool) -> None:
     """Its order, seed and workers are kept. A distributed sampler is replaced by shards without repeated samples."""

@@ -119,7 +119,7 @@ def test_a_loss_is_weighed_with_all_that_a_subclass_makes_of_it(tmp_path: Path) 
 
 
 class Seeing(Recorder):
-    """Has a training step of its own around the Trainer's."""
+    """Puts a training step of its own around the Trainer's."""
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         self.seen = [*getattr(self, "seen", ()), inputs[STEP_INFO]]

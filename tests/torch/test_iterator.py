@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import re
 import signal
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -202,3 +204,50 @@ def test_a_batch_that_an_interrupt_has_taken_from_its_consumer_is_missed(
         numbers += [number for batch in loader for number in batch["numbers"]]
         assert sorted(numbers) == list(range(40))
     signal.signal(signal.SIGINT, before)
+
+
+def save_with_carried() -> Any:
+    with make_shuffled() as loader:
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+        state: Any = loader.state_dict()
+    assert state["checkpoint"]["start"]["carried"]
+    return state
+
+
+def make_shuffled() -> ODBDataLoader:
+    return ODBDataLoader(Numbers(0, 80), **nested(shuffle=True, **SETTINGS))
+
+
+def leave_at_once(rank: int, absent_s: float) -> None:
+    state = save_with_carried()
+    with make_shuffled() as loader:
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        if not rank:
+            batches.close()
+            return
+        time.sleep(absent_s)
+        list(batches)
+
+
+@pytest.mark.parametrize("absent_s", [0.0, 3.0])
+def test_who_leaves_a_resumed_epoch_before_its_first_batch_is_named(absent_s: float) -> None:
+    """Its machine has not begun then, because the samples that were carried into the first round are not read yet. Nor has that
+    of a rank that is urged while its own consumer is away.
+    """
+    left, told = run_ranks(2, leave_at_once, absent_s)
+    assert not left.error, left
+    # A rank that has failed waits two seconds for the others.
+    assert told.error == "JobError" and re.match("rank 0 (failed|is lost): its consumer left before", told.text), told
+
+
+def test_a_budget_is_accepted_before_the_first_batch_of_a_resumed_epoch() -> None:
+    state = save_with_carried()
+    with make_shuffled() as loader:
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        loader.accept_budget(40)
+        assert len(list(batches)) > 4
+        assert (loader.accepted_budget, loader.metrics()["odb/token_budget"]) == (40, 40)

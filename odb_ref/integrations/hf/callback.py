@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from odb_ref.integrations.hf.guard import SteppingTrainer
+from odb_ref.integrations.hf.steps import SteppingTrainer
 
 
 class TrainerHooks(TrainerCallback):  # type: ignore[misc]
@@ -13,9 +13,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: SteppingTrainer) -> None:
         self._trainer = trainer
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: object, **_: object) -> None:
         """Corrects the number of updates in the progress bar, if it is an estimate."""
         trainer = self._trainer
         if args.max_steps > 0 or trainer.progress is None or not trainer.is_free:
@@ -31,21 +29,15 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
             if isinstance(callback, ProgressCallback) and callback.training_bar is not None:
                 callback.training_bar.total = state.max_steps
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_pre_optimizer_step(self, args: object, state: object, control: object, **_: object) -> None:
         """Checks that the update has a weight."""
         self._trainer.check_weighed()
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_optimizer_step(self, args: object, state: object, control: object, **_: object) -> None:
         """Notes that the optimizer has made the update."""
         self._trainer.note_update()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Sets the progress of training, and whether to evaluate, save or stop."""
         trainer, progress, odb = self._trainer, self._trainer.progress, self._trainer.odb
         if (epoch := trainer.compute_epoch()) is not None:
@@ -62,12 +54,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
             control.should_log = True
 
     def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float] | None = None,
-        **kwargs: object,
+        self, args: object, state: object, control: object, metrics: dict[str, float] | None = None, **_: object
     ) -> None:
         """Lets the metrics choose the next token budget."""
         if metrics is not None:

@@ -25,15 +25,10 @@ Tensors = TypeVar("Tensors")
 def gather_rows(tensors: Tensors, *_: object, info: StepInfo, **__: object) -> Tensors:
     """Returns the rows of all ranks' tensors, rank by rank, without those of idle ranks. A collective of all ranks.
 
-    A number counts as one row. If all ranks are idle, as in the batches that fill up an update, numbers become 0, so that they
-    add nothing to a sum. Rows are kept then, so that they have a mean.
+    A number counts as one row.
     """
-    if info.is_idle and isinstance(tensors, Tensor) and not tensors.ndim:
-        tensors = torch.zeros_like(tensors)  # type: ignore[assignment]
-    rows: int = find_batch_size(tensors) or 1
-    counts: list[int] = gather(torch.tensor([rows, 0 if info.is_idle else rows], device=_get_device(tensors))).tolist()
-    held, wanted = counts[::2], counts[1::2]
-    kept = wanted if any(wanted) else held
+    rows: int = 0 if info.is_idle else find_batch_size(tensors) or 1
+    kept: list[int] = gather(torch.tensor([rows], device=_get_device(tensors))).tolist()
     padded = gather(pad_across_processes(tensors, dim=0))
 
     def keep(padded: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import TrainingArguments
 
 from odb_ref.integrations.hf.data import find_loss_function, has_pairs, list_names, predicts_first_label
-from odb_ref.integrations.hf.guard import SteppingTrainer
+from odb_ref.integrations.hf.steps import SteppingTrainer
 from odb_ref.integrations.hf.versions import SMOOTHER_COUNTS, counts_first_labels, passes_number
 from odb_ref.torch import UsageError
 from odb_ref.torch.loop import count_pairs

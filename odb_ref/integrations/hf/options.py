@@ -148,6 +148,9 @@ def check_arguments(args: TrainingArguments, *, is_free: bool) -> None:
         raise UsageError("ODBTrainer does not run under DataParallel: start one process for each device (torchrun)")
     if args.auto_find_batch_size:
         raise UsageError("auto_find_batch_size has no batch size to find: lower ODBOptions.token_budget instead")
+    if _counts_tokens(args) and not HAS_TOKEN_COUNT:
+        what = "include_num_input_tokens_seen needs transformers 5.3: num_input_tokens_seen stays 0"
+        warnings.warn(what, RuntimeWarning, stacklevel=4)
     if not is_free:
         _check_plain_arguments(args)
         return  # settings that order or drop samples for fixed batches also apply here
@@ -172,16 +175,17 @@ def _check_plain_arguments(args: TrainingArguments) -> None:
             "average_tokens_across_devices=False: a plain Trainer then averages the ranks' means. ODBTrainer's gradient is "
             "that of the mean over the tokens of all ranks, as with True, the default"
         )
-    counted = getattr(args, "include_num_input_tokens_seen", "no")
-    if counted not in ("no", False) and not HAS_TOKEN_COUNT:
-        said.append("include_num_input_tokens_seen needs transformers 5.3: num_input_tokens_seen stays 0")
-    elif counted not in ("no", "non_padding", False):
+    if _counts_tokens(args) and HAS_TOKEN_COUNT and args.include_num_input_tokens_seen != "non_padding":
         said.append(
             "include_num_input_tokens_seen='all' counts padding, and these batches have less of it than fixed batches; "
             "'non_padding' counts the same tokens as in a plain Trainer"
         )
     for text in said:
         warnings.warn(text, RuntimeWarning, stacklevel=5)
+
+
+def _counts_tokens(args: TrainingArguments) -> bool:
+    return getattr(args, "include_num_input_tokens_seen", "no") not in ("no", False)
 
 
 def check_engine(config: Mapping[str, object], args: TrainingArguments, odb: ODBOptions) -> None:

@@ -44,10 +44,10 @@ from odb_ref.integrations.accelerate import check_strategy, find_prepared_order
 from odb_ref.integrations.hf.callback import TrainerHooks
 from odb_ref.integrations.hf.data import choose_layout, take_share, warn_of_shards
 from odb_ref.integrations.hf.gathering import gathering
-from odb_ref.integrations.hf.guard import LossAndOutputs, SteppingTrainer, covering
 from odb_ref.integrations.hf.losses import check_pair_loss, warn_of_other_losses
 from odb_ref.integrations.hf.options import STEP_INFO, ODBOptions, check_arguments, check_engine
 from odb_ref.integrations.hf.saving import SavedLoader, check_updates, has_states, read_states, read_updates
+from odb_ref.integrations.hf.steps import LossAndOutputs, SteppingTrainer, covering
 from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch
 from odb_ref.integrations.hf.versions import compute_split, counts_first_labels, get_sampling
 from odb_ref.integrations.progress import Intervals, Progress

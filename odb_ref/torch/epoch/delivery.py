@@ -31,6 +31,7 @@ ABSENCE_S: Final = 2.0
 """After another rank has urged this one, a thread waits this long, and then reads and collates whenever the consumer is not
 asking for a step (A3): the consumer may be waiting for a rank that has left."""
 
+_EARLY: Final = "its consumer left before the samples that it had read before its state was saved were read again"
 
 _IN_ROUND: Final = re.compile(r"\bround \d+, rank 0 ")
 """Matches a cause that reports ranks in different rounds."""
@@ -59,7 +60,6 @@ class Delivery:
         """Names the step that was taken but never handed out, or empty."""
         self.is_exhausted = False
         """True once the epoch is complete and the consumer has learned of it."""
-        self._is_closed = False
         self._is_asking = False
         self._substitute: threading.Thread | None = None
         """Reads and collates when that is the consumer's job and the consumer stays away."""
@@ -194,7 +194,7 @@ class Delivery:
                 service.work(1, lambda: self._is_asking or self._is_quiet())
 
     def _is_quiet(self) -> bool:
-        return self._is_over() or self._is_closed
+        return self._is_over() or self.driver.is_closed
 
     def _is_available(self) -> bool:
         """Returns True if the next step may be taken: delivered, with its update's counts, and known to be the last or not."""
@@ -293,7 +293,10 @@ class Delivery:
             # A consumer that has the last step of a complete epoch loses nothing.
             self._has_left, self._lost_to = True, "" if self.has_given_all else lost_to
             self.driver.drop_batches()
-            self.driver.submit(ConsumerStopped())
+            if self.driver.has_begun:
+                self.driver.submit(ConsumerStopped())
+            else:  # its round is not known to the machine yet, so this rank can only fail
+                self.driver.on_error(_EARLY, OdbError(_EARLY))
         self.driver.exchange.urge()
 
     def wait(self, timeout_s: float) -> bool:
@@ -301,16 +304,11 @@ class Delivery:
         with self._condition:
             return self._condition.wait_for(lambda: self.driver.is_finished, timeout_s)
 
-    def close(self) -> None:
-        """Ends the epoch on this rank, at its end or after `leave`."""
-        self._is_closed = True
-        self.driver.close()
-
     def leave_and_close(self, timeout_s: float, lost_to: str = "") -> None:
         """Leaves the epoch, waits until all ranks know or the timeout has passed, and closes it."""
         self.leave(lost_to)
         self.wait(timeout_s)
-        self.close()
+        self.driver.close()
 
 
 def _is_complete(state: State) -> bool:

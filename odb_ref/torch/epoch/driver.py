@@ -27,7 +27,7 @@ from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Collate, Deliver, Effect, Finish, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import OdbError, UsageError
-from odb_ref.core.events import BudgetAccepted, Collated, Counted, Event, LocalFailed, SamplesRead, StepTaken
+from odb_ref.core.events import BudgetAccepted, Collated, Counted, Event, LocalFailed, SamplesRead, StepTaken, Urged
 from odb_ref.core.machine import Machine
 from odb_ref.core.resume import RoundStart, compute_round_start
 from odb_ref.core.state import Phase, State
@@ -90,16 +90,17 @@ class EpochDriver:
         self._trace = EpochTrace(start, config)
         self._machine = Machine(config, self._trace.record)
         self._events: deque[Event | _Begin] = deque()
+        self._early: list[Event] = []
+        """Events that the machine takes once it has begun."""
         self._is_handling = False
         self.has_begun = False
         """True once the machine has begun."""
         self._is_reading = False
         """True once the service has been given this epoch."""
-        self._is_closed = False
+        self.is_closed = False
         self._closing = threading.Lock()
         self._batches: dict[int, object] = {}
         """The batches that are ready, by step number."""
-        self._is_wanted = True
         self._is_pinned = is_pinned
         self._uncollated: set[int] = set()
         """The steps of the round being collated whose batches are not ready yet."""
@@ -135,10 +136,10 @@ class EpochDriver:
     def close(self) -> None:
         """Ends the service's epoch. If not all ranks know yet that the epoch ends, this rank fails it. Spec: R7.2."""
         with self._closing:
-            if self._is_closed:
+            if self.is_closed:
                 return
             with self.condition:
-                self._is_closed = True
+                self.is_closed = True
                 was_reading, self._is_reading = self._is_reading, False
                 self._batches.clear()
             if was_reading:
@@ -207,7 +208,7 @@ class EpochDriver:
         with self.condition:
             if number not in self._uncollated or not self._is_reading:
                 return
-            if self._is_wanted and number >= self.cursor.first_step:
+            if not self.state.is_stopped and number >= self.cursor.first_step:
                 self._batches[number] = batch
             self._uncollated.remove(number)
             self._tell_collated()
@@ -254,6 +255,9 @@ class EpochDriver:
             return
         if self.state.phase is Phase.DONE and not isinstance(event, StepTaken):
             return
+        if not self.has_begun and isinstance(event, BudgetAccepted | Urged):
+            self._early.append(event)
+            return
         if isinstance(event, BudgetAccepted):
             self._accept(self._acceptance.tell(event.tokens))
             return
@@ -274,6 +278,7 @@ class EpochDriver:
         self._trace.set_aside(self.quarantine.get_bad_places())
         self._accept(self._acceptance.begin(self.state.accepted_tokens))
         self._perform(effects)
+        self._events.extend(self._early)
 
     def _break(self, error: BaseException) -> None:
         """Aborts the exchange: this rank cannot continue, and no other rank may wait for it."""
@@ -402,8 +407,7 @@ class EpochDriver:
         return step, batch, counts
 
     def drop_batches(self) -> None:
-        """Drops the batches that are ready, and those to come, because the consumer has left."""
-        self._is_wanted = False
+        """Drops the batches that are ready, because the consumer has left."""
         self._batches.clear()
 
     def compute_progress(self) -> EpochProgress:
