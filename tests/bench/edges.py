@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -18,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from odb_ref import Batching
 from tests.bench.launch import find_descendants, launch
-from tests.bench.report import Spread, compute_ratios, has_failures, print_table
+from tests.bench.report import Spread, compute_ratios, has_failures, print_table, say
 
 Spec = dict[str, Any]
 Sample = dict[str, Any]
@@ -257,66 +259,41 @@ def _read_memory() -> float:
 # The tables --------------------------------------------------------------------------------------------------------------
 
 
-def measure_edges(names: Sequence[str], repetitions: int | None, say: Callable[[str], None]) -> Spec:
+def run(options: Namespace) -> bool:
+    """Prints two tables. Returns False if a job failed. A figure below its goal is not counted, as machines are busy."""
     found: Spec = {}
-    for name in names:
+    for name in options.edge or EDGES:
         say(f"edges: {name}")
-        environment = KEEP if EDGES[name].keeps_memory else {}
-        (result,) = launch("edge", {"edge": name, "repetitions": repetitions}, limit_s=LIMIT_S, environment=environment)
+        spec, environment = {"edge": name, "repetitions": options.repetitions}, KEEP if EDGES[name].keeps_memory else {}
+        (result,) = launch("edge", spec, limit_s=LIMIT_S, environment=environment)
         found[name] = result.found
-    return found
-
-
-def measure_memory(say: Callable[[str], None]) -> Spec:
-    """Returns the memory by number of workers and kind of loader."""
-    found: Spec = {}
-    for workers in (0, 2):
-        for kind in ("plain", "ours"):
-            say(f"edges: memory, {kind}, {workers} workers")
-            (result,) = launch("memory", {"kind": kind, "workers": workers}, limit_s=LIMIT_S)
-            found.setdefault(str(workers), {})[kind] = result.found
-    return found
-
-
-def print_edges(found: Spec, memories: Spec) -> int:
-    """Prints two tables, and returns 1 if a job failed. A figure below its goal is not counted, as machines are busy."""
-    jobs = (*found.values(), *(run for runs in memories.values() for run in runs.values()))
-    if has_failures(jobs):
-        return 1
+    memories: dict[tuple[int, str], Spec] = {}
+    for workers, kind in () if options.edge else product((0, 2), ("plain", "ours")):
+        say(f"edges: memory, {kind}, {workers} workers")
+        (result,) = launch("memory", {"kind": kind, "workers": workers}, limit_s=LIMIT_S)
+        memories[workers, kind] = result.found
+    if has_failures((*found.values(), *memories.values())):
+        return False
     rows = []
     for name, item in found.items():
-        edge, ratio = EDGES[name], compute_ratios(item["ours"], item["plain"])
-        is_first = edge.unit == "first"
-        rows.append(
-            [
-                edge.title,
-                "first step after" if is_first else "samples/s",
-                str(Spread.of(item["plain"])),
-                str(ratio),
-                f"{'at most' if is_first else 'at least'} {edge.goal:g}",
-            ]
-        )
+        edge, is_first = EDGES[name], EDGES[name].unit == "first"
+        what, goal = ("first step after", "at most") if is_first else ("samples/s", "at least")
+        ratio = compute_ratios(item["ours"], item["plain"])
+        rows.append([edge.title, what, Spread.of(item["plain"]), ratio, f"{goal} {edge.goal:g}"])
     print_table(
         "At the edges: ours to a plain DataLoader of the same batches",
         ["", "what", "plain (s, 1/s)", "ratio: median (least to greatest)", "goal"],
         rows,
     )
-    if not memories:
-        return 0
-    print_table(
-        f"A map-style data set of {MANY:,} samples, shuffled: memory that its epoch takes, children included (MB)",
-        ["workers", "plain", "ours", "over plain", "goal", "first step (s), plain", "ours"],
-        [
-            [
-                workers,
-                f"{runs['plain']['MB']:.0f}",
-                f"{runs['ours']['MB']:.0f}",
-                f"{runs['ours']['MB'] - runs['plain']['MB']:.0f}",
-                "below 200",
-                f"{runs['plain']['first_s']:.2f}",
-                f"{runs['ours']['first_s']:.2f}",
-            ]
-            for workers, runs in memories.items()
-        ],
-    )
-    return 0
+    rows = []
+    for workers in sorted({workers for workers, _ in memories}):
+        plain, ours = memories[workers, "plain"], memories[workers, "ours"]
+        taken = [f"{megabytes:.0f}" for megabytes in (plain["MB"], ours["MB"], ours["MB"] - plain["MB"])]
+        rows.append([workers, *taken, "below 200", *(f"{item['first_s']:.2f}" for item in (plain, ours))])
+    if rows:
+        print_table(
+            f"A map-style data set of {MANY:,} samples, shuffled: memory that its epoch takes, children included (MB)",
+            ["workers", "plain", "ours", "over plain", "goal", "first step (s), plain", "ours"],
+            rows,
+        )
+    return True
