@@ -120,7 +120,8 @@ class Script:
             ]
         before = self.machines[rank].state
         try:
-            effects = self._begin(rank) if name == "begin" else self._handle(rank, name, words[1:])
+            machine = self.machines[rank]
+            effects = machine.begin() if name == "begin" else self._handle(rank, name, words[1:])
         except OdbError as error:
             if self.machines[rank].state is not before:
                 raise AssertionError("an error has changed the state") from error
@@ -150,9 +151,6 @@ class Script:
         ]
         self.posts = [[] for _ in range(size)]
         self.answered = [0] * size
-
-    def _begin(self, rank: int) -> tuple[Effect, ...]:
-        return self.machines[rank].begin()
 
     def _handle(self, rank: int, name: str, words: list[str]) -> tuple[Effect, ...]:
         machine = self.machines[rank]

@@ -220,7 +220,7 @@ def run_both(plan: Plan, folder: Path, draw: random.Random) -> list[str]:
     if found or not steps:
         return found
     begun = plan.make(after=draw.randrange(steps)).run()
-    saved = tuple(node.ledger.compute_checkpoint() for node in begun.nodes)
+    saved = tuple(begun.save())
     read = tuple(node.shard[: at.start.read_samples] for node, at in zip(begun.nodes, saved, strict=True))
     rest = plan.make(saved, read).run()
     found = judge(plan, rest, folder, saved)

@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain
 
 import pytest
 from hypothesis import given
@@ -95,7 +94,7 @@ def run_shared(lengths: list[int], ranks: int, *, seed: int = 0, **options: obje
 
 def list_emitted(world: World) -> list[int]:
     """Returns the names of all samples that consumers took."""
-    return [sample.id for node in world.nodes for step in node.taken for sample in step.group]
+    return [sample.id for node in world.nodes for sample in node.trained]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -135,7 +134,7 @@ def test_a_rank_of_short_samples_draws_more() -> None:
     world = run_shared(lengths, 2, window_samples=4, budget_tokens=8)
     idle = [sum(step.is_idle for step in node.taken) for node in world.nodes]
     assert max(idle) <= 1
-    tokens = [sum(s.length for step in node.taken for s in step.group) for node in world.nodes]
+    tokens = [sum(sample.length for sample in node.trained) for node in world.nodes]
     assert abs(tokens[0] - tokens[1]) <= 24
 
 
@@ -246,7 +245,7 @@ def test_an_epoch_goes_on_from_where_any_step_was_taken(mode: Mode) -> None:
     assert total > 6
     for count in range(total + 1):
         first = World(config, [()] * 3, order=order, seed=count, stops=dict.fromkeys(range(3), count)).run()
-        checkpoints = [node.ledger.compute_checkpoint() for node in first.nodes]
+        checkpoints = first.save()
         known = [node.shard[: point.start.read_samples] for node, point in zip(first.nodes, checkpoints, strict=True)]
         rest = World(config, known, order=order, seed=99 - count, checkpoints=checkpoints).run()
         assert rest.is_over
@@ -334,6 +333,4 @@ def test_a_rank_does_what_one_does_whose_source_is_what_it_drew(seed: int, monke
             for event in told:
                 state, effects = transition(own, state, event)
                 done += effects
-        assert list_deeds(done) == list_deeds(
-            (*node.begun, *chain.from_iterable(effects for _, effects in node.events))
-        )
+        assert list_deeds(done) == list_deeds((*node.begun, *node.posted))

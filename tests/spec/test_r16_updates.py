@@ -154,7 +154,7 @@ def test_an_update_goes_on_where_it_was_saved(
     whole = make_world(lengths, ranks, size, **options).run()  # type: ignore[arg-type]
     stop = rng.randint(0, len(whole.nodes[0].taken))
     saved = make_world(lengths, ranks, size, stops=dict.fromkeys(range(ranks), stop), **options).run()  # type: ignore[arg-type]
-    checkpoints = [node.ledger.compute_checkpoint() for node in saved.nodes]
+    checkpoints = saved.save()
     before = [
         node.shard[: checkpoint.start.read_samples] for node, checkpoint in zip(saved.nodes, checkpoints, strict=True)
     ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,19 +112,6 @@ def test_counts_say_of_each_resource_whether_any_rank_uses_it() -> None:
     assert ZERO_COUNTS + compute_counts((), 2) == compute_counts((), 2)
     held = StepCounts(2, 9, 4, (1, 5))
     assert held + ZERO_COUNTS == ZERO_COUNTS + held == StepCounts.from_row(held.to_row()) == held
-
-
-@given(st.integers(1, 20), st.integers(0, 50))
-def test_the_quota_cuts_the_round_after_the_step_that_reaches_it(quota: int, seed: int) -> None:
-    """Spec: R4.6. Checks: QUOTA."""
-    shards = [[1, 2, 5, 6, 7, 8, 1, 1], [3, 3, 3, 3, 8, 8, 8, 8]]
-    world = run(shards, make_config(mode=Mode.QUOTA, quota_samples=quota), seed=seed)
-    assert world.is_over
-    assert len({len(node.taken) for node in world.nodes}) == 1
-    totals = list(accumulate(step.global_counts.samples for step in world.nodes[0].taken))
-    assert all(total < quota for total in totals[:-1])
-    if totals[-1] < quota:  # otherwise a rank had run dry
-        assert any(sum(map(len, world.get_groups(rank))) == len(shard) for rank, shard in enumerate(shards))
 
 
 def test_a_rank_that_has_met_the_quota_offers_nothing() -> None:
