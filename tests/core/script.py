@@ -23,16 +23,7 @@ from odb_ref.core.batching.rules import get_rule
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Collate, Deliver, Effect, Finish, Post, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import OdbError, UsageError
-from odb_ref.core.events import (
-    Collated,
-    ConsumerStopped,
-    Event,
-    LocalFailed,
-    PeerLost,
-    SamplesRead,
-    StepTaken,
-    Urged,
-)
+from odb_ref.core.events import Collated, ConsumerStopped, Event, LocalFailed, PeerLost, SamplesRead, StepTaken, Urged
 from odb_ref.core.exchange import combine_posts
 from odb_ref.core.machine import Machine
 from odb_ref.core.offer import NONE, Offer

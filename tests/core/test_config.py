@@ -121,6 +121,6 @@ def test_each_cost_of_any_number_of_them_is_looked_at() -> None:
 
 def test_without_limits_a_sample_has_no_costs() -> None:
     """Spec: R1.1."""
-    Config(**GOOD).check_samples([Sample(0, 0, 5, 0), Sample(1, 1, 5, 5)])
+    Config(**GOOD).check_samples([Sample(0, 0, 1, 0), Sample(1, 1, 5, 5)])
     with refused(UsageError, "sample 0: costs (0,), expected 0, none negative"):
         Config(**GOOD).check_samples([Sample(0, 0, 5, 0, (0,))])

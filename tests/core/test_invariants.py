@@ -157,12 +157,7 @@ COUNTING = State(phase=Phase.COUNT, aligned=(make_group(5, 3),), window=make_gro
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"aligned": (make_group(5),)},
-        {"aligned": (make_group(5, 3, 4),)},
-        {"window": make_group(6)},
-        {"window": ()},
-    ],
+    [{"aligned": (make_group(5),)}, {"aligned": (make_group(5, 3, 4),)}, {"window": make_group(6)}, {"window": ()}],
 )
 def test_an_alignment_loses_and_invents_nothing(change: dict[str, Any]) -> None:
     """Checks: ONCE."""

@@ -18,7 +18,6 @@ from odb_ref.core.rounds import (
     compute_round_target,
     compute_wanted_samples,
     count_fitting,
-    count_planned_steps,
     is_closing,
     is_quota_met,
     post_when_ready,
@@ -189,11 +188,3 @@ def test_a_window_with_a_bound_takes_what_fits_and_one_sample_in_any_case() -> N
     assert count_fitting([4, 3], 3, is_empty=False) == 0
     assert count_fitting([4], -5, is_empty=False) == 0
     assert count_fitting([], 9, is_empty=True) == 0
-
-
-def test_a_quota_cuts_after_the_step_that_meets_it() -> None:
-    """Spec: R4.6."""
-    assert count_planned_steps(QUOTA, [6, 7, 8, 9]) == 3
-    assert count_planned_steps(QUOTA, [6, 9, 12]) == 2
-    assert count_planned_steps(QUOTA, [6, 7]) == 2
-    assert count_planned_steps(CONFIG, [6, 7, 8, 9]) == 4

@@ -85,13 +85,6 @@ def test_what_is_due_by_the_oldest_mark_goes_before_what_is_fuller() -> None:
     assert (state.aligned, state.window) == ((make_group(6, 8), make_group(7)), make_group(9))
 
 
-def test_a_source_that_has_ended_is_not_read() -> None:
-    """Spec: R5.3, R2.3."""
-    state, effects = transition(CONFIG, replace(IN_OFFER, is_ended=True), Agreed(AGREEMENT))
-    assert state.wanted_samples == 0
-    assert not any(isinstance(effect, Read) for effect in effects)
-
-
 @pytest.mark.parametrize(("window_samples", "wanted"), [(4, 3), (2, 1), (1, 0)])
 def test_what_is_carried_counts_towards_the_next_window(window_samples: int, wanted: int) -> None:
     """Spec: R5.3, R2.3. With three groups and two steps, one sample is carried."""
@@ -99,14 +92,6 @@ def test_what_is_carried_counts_towards_the_next_window(window_samples: int, wan
     state, effects = transition(config, IN_OFFER, Agreed(AGREEMENT))
     assert state.wanted_samples == wanted
     assert [effect for effect in effects if isinstance(effect, Read)] == ([Read(wanted)] if wanted else [])
-
-
-def test_more_carried_than_a_window_reads_nothing() -> None:
-    """Spec: R2.3."""
-    state, effects = transition(make_config(window_samples=1), IN_OFFER, Agreed(replace(AGREEMENT, groups_min=1)))
-    assert len(state.window) == 2
-    assert state.wanted_samples == 0
-    assert not any(isinstance(effect, Read) for effect in effects)
 
 
 def test_the_last_agreement_releases_and_drains() -> None:
@@ -423,16 +408,8 @@ def test_an_illegal_event_is_told_from_what_is_open(state: State, event: Any, me
 @pytest.mark.parametrize(
     ("state", "event", "message"),
     [
-        (
-            IN_OFFER,
-            Agreed(replace(AGREEMENT, round_min=3, round_max=3)),
-            "agreement in round 2, field round_min: 3",
-        ),
-        (
-            IN_OFFER,
-            Agreed(replace(AGREEMENT, ready_min=0)),
-            "agreement in round 2, field ready_min: 0, expected 1",
-        ),
+        (IN_OFFER, Agreed(replace(AGREEMENT, round_min=3, round_max=3)), "agreement in round 2, field round_min: 3"),
+        (IN_OFFER, Agreed(replace(AGREEMENT, ready_min=0)), "agreement in round 2, field ready_min: 0, expected 1"),
         (IN_COUNT, Counted(COUNTS[:1]), "counts of round 2, field counts: 1 steps, not 2"),
         (IN_COUNT, Counted((*COUNTS, COUNTS[0])), "counts of round 2, field counts: 3 steps, not 2"),
     ],
@@ -441,13 +418,6 @@ def test_a_message_that_contradicts_the_protocol_names_round_and_field(state: St
     """Spec: R8, R5.3, R5.4."""
     with refused(PeerError, message):
         transition(CONFIG, state, event)
-
-
-@pytest.mark.parametrize(("length", "supervised"), [(1, 0), (1, 1), (9, 9)])
-def test_a_sample_of_one_token_or_wholly_supervised_is_right(length: int, supervised: int) -> None:
-    """Spec: R1.1, R5.1."""
-    state, _ = transition(CONFIG, FILLING, SamplesRead((Sample(7, 10, length, supervised),)))
-    assert state.read_samples == 11
 
 
 def test_what_is_no_event_is_not_ignored() -> None:

@@ -81,13 +81,7 @@ def list_expected(samples: int, update_samples: int, bad: Collection[int] = ()) 
     st.randoms(use_true_random=False),
 )
 def test_an_update_holds_its_places(
-    lengths: list[int],
-    ranks: int,
-    more: int,
-    is_shared: bool,
-    layout: Layout,
-    order: StepOrder,
-    rng: random.Random,
+    lengths: list[int], ranks: int, more: int, is_shared: bool, layout: Layout, order: StepOrder, rng: random.Random
 ) -> None:
     """Spec: R16, R16.1, R16.2, R16.3, R16.5, R16.8. Checks: UPDATE, COVER, ALIGN, WEIGHT."""
     size, seed = ranks + more, rng.randint(0, 9999)

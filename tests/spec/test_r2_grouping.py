@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from odb_ref.core.batching.grouping import compute_groups, compute_rows
 from odb_ref.core.batching.layouts import Layout
-from odb_ref.core.effects import Read
 from odb_ref.core.types import Sample
 from tests.helpers.partitions import count_fewest
-from tests.helpers.world import World, make_config, make_shard, run
+from tests.helpers.world import World, make_config, make_shard
 
 LENGTHS = st.lists(st.integers(1, 12), max_size=8)
 
@@ -80,14 +79,6 @@ def test_windows_ramp_up_and_are_refilled_to_their_size() -> None:
     assert make_config(window_samples=1, ramp_rounds=3).compute_window_samples(0) == 1
     world = World(config, [make_shard([1] * 30)]).run()
     assert [len(group) for group in world.get_groups(0)] == [2, 5, 10, 10, 3]
-
-
-def test_what_is_carried_counts_towards_the_window() -> None:
-    """Spec: R2.3."""
-    world = run([[8] * 12, [1] * 12], make_config(window_samples=4))
-    reads = [effect.count for _, effects in world.nodes[0].events for effect in effects if isinstance(effect, Read)]
-    # Rank 1 makes one group of each window, so rank 0 emits one and carries three. Then their age makes it emit more.
-    assert reads[:3] == [1, 1, 1]
 
 
 @given(st.lists(st.integers(1, 20), max_size=30), st.integers(1, 60))

@@ -87,16 +87,6 @@ def test_nothing_is_carried_for_longer_than_the_age_allows(shards: list[list[int
         assert all(step.round - first_held[rank][s.position] <= age for step in node.taken for s in step.group)
 
 
-def test_counts_are_summed_over_ranks() -> None:
-    """Spec: R4.5. Checks: WEIGHT."""
-    world = run([[3, 2, 8], [5]], make_config())
-    steps = list(zip(*(node.taken for node in world.nodes), strict=True))
-    for left, right in steps:
-        assert left.global_counts == right.global_counts == compute_counts(left.group) + compute_counts(right.group)
-    assert compute_counts(()) == StepCounts(0, 0, 0)
-    assert sum(left.global_counts.samples for left, _ in steps) == 4
-
-
 def test_counts_say_of_each_resource_whether_any_rank_uses_it() -> None:
     """Spec: R4.5. Checks: WEIGHT. An idle step counts zero of each, and zeros add up to zero for any number of ranks."""
     costs = [[(0, 3), (0, 0), (7, 0)], [(0, 5)]]

@@ -221,10 +221,7 @@ SOME, OTHER = [[3, 5], [4]], [[3, 5], [4, 4]]
             ["whether epoch 0 was trained on twice: another run begins it with the same samples"] * 2,
         ),
         ([(0, "r", SOME), (0, "s", OTHER)], []),
-        (
-            [(0, "r", SOME), (1, "r", OTHER)],
-            ["whether epoch 1 was meant to have other samples than epoch 0"],
-        ),
+        ([(0, "r", SOME), (1, "r", OTHER)], ["whether epoch 1 was meant to have other samples than epoch 0"]),
     ],
 )
 def test_what_epochs_do_not_tell_of_each_other_is_said(
