@@ -60,52 +60,25 @@ class Edge:
 
 def _list_edges() -> dict[str, Edge]:
     edges = {"tiny": Edge(title="tiny samples", samples=20_000, group=64, goal=0.3)}
+    short = Edge(title="short epoch", samples=200, goal=2.0, unit="first", read_s=2e-4)
+    large = Edge(title="samples of 3 MB", samples=256, goal=0.5, group=8, window=64, nbytes=3 * 2**20)
+    half = Edge(title=f"epochs of {EPOCH_S:g} s", samples=1000, goal=0.95, workers=2, read_s=1e-3, repetitions=9)
+    modes = {"free mode": None, "updates of 32": 32}
     for workers in (0, 2):
-        with_workers = f"{workers} workers" if workers else "no workers"
-        for name, updates in (("free mode", None), ("updates of 32", 32)):
-            edges[f"short {name} {workers}"] = Edge(
-                title=f"short epoch, {name}, {with_workers}",
-                samples=200,
-                goal=2.0,
-                unit="first",
-                workers=workers,
-                updates=updates,
-                read_s=2e-4,
-            )
+        told = f"{workers} workers" if workers else "no workers"
+        for name, updates in modes.items():
+            title = f"{short.title}, {name}, {told}"
+            edges[f"short {name} {workers}"] = replace(short, title=title, workers=workers, updates=updates)
         for unit, goal in (("rate", 0.7 if workers else 0.5), ("first", 2.0)):
-            edges[f"large {workers} {unit}"] = Edge(
-                title=f"samples of 3 MB, {with_workers}",
-                samples=256,
-                goal=goal,
-                unit=unit,
-                workers=workers,
-                group=8,
-                window=64,
-                nbytes=3 * 2**20,
-            )
-    edges["large 0 kept"] = replace(
-        edges["large 0 rate"], title="samples of 3 MB, no workers, memory kept", keeps_memory=True
+            title = f"{large.title}, {told}"
+            edges[f"large {workers} {unit}"] = replace(large, title=title, goal=goal, unit=unit, workers=workers)
+    edges["large 0 kept"] = replace(large, title=f"{large.title}, no workers, memory kept", keeps_memory=True)
+    slow = Edge(
+        title="collate_fn of 15 ms", samples=8000, goal=0.95, unit="settled", group=8, workers=4, collate_s=0.015
     )
-    edges["slow collate"] = Edge(
-        title=f"collate_fn of 15 ms, 4 workers, after {SETTLED_S:g} s",
-        samples=8000,
-        group=8,
-        goal=0.95,
-        unit="settled",
-        workers=4,
-        collate_s=0.015,
-        repetitions=3,
-    )
-    for name, updates in (("free mode", None), ("updates of 32", 32)):
-        edges[f"half a second {name}"] = Edge(
-            title=f"epochs of {EPOCH_S:g} s, {name}, 2 workers",
-            samples=1000,
-            goal=0.95,
-            workers=2,
-            updates=updates,
-            read_s=1e-3,
-            repetitions=9,
-        )
+    edges["slow collate"] = replace(slow, title=f"{slow.title}, 4 workers, after {SETTLED_S:g} s", repetitions=3)
+    for name, updates in modes.items():
+        edges[f"half a second {name}"] = replace(half, title=f"{half.title}, {name}, 2 workers", updates=updates)
     return edges
 
 
@@ -181,10 +154,7 @@ def edge(spec: Spec, rank: int, ranks: int) -> Spec:
     what = EDGES[spec["edge"]]
     dataset, batches = Samples(what), _list_batches(what)
     plain: DataLoader[Sample] = DataLoader(
-        dataset,
-        batch_sampler=cast(Any, batches),
-        num_workers=what.workers,
-        collate_fn=Stack(what.collate_s),
+        dataset, batch_sampler=cast(Any, batches), num_workers=what.workers, collate_fn=Stack(what.collate_s)
     )
     found: dict[str, list[float]] = {"plain": [], "ours": []}
     with _make_ours(what, dataset) as ours:

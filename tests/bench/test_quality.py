@@ -12,8 +12,18 @@ from odb_sim.studies.runs import Result, Run, run
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.offer import Offer
-from tests.bench.losses import compute_full_efficiency, compute_losses, count_fewest_steps
-from tests.bench.quality import BUDGET_TOKENS, LONG, PADDED, PEER, Cell, Miss, _list_missed
+from tests.bench.quality import (
+    BUDGET_TOKENS,
+    LONG,
+    PADDED,
+    PEER,
+    Cell,
+    Miss,
+    _list_missed,
+    compute_full_efficiency,
+    compute_losses,
+    count_fewest_steps,
+)
 
 RANKS = 4
 
