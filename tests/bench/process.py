@@ -234,10 +234,10 @@ def run(_options: Namespace) -> bool:
         "a plain DataLoader has read a window of samples": {"kind": "fill"},
         "first step, as it is set": {"kind": "ours", "options": {}},
     } | {f"first step, ramp_rounds={rounds}": {"kind": "ours", "options": {"ramp_rounds": rounds}} for rounds in RAMPS}
-    first = {
+    begun = {
         title: _measure("first", title, {"window": 1024, "workers": WORKERS, **spec}) for title, spec in starts.items()
     }
-    if has_failures(item for part in (controls, found, first) for runs in part.values() for item in runs):
+    if has_failures(item for part in (controls, found, begun) for runs in part.values() for item in runs):
         return False
     print_table(
         f"The process that trains, 2 ranks, steps of {STEP_S * 1000:g} ms, half of it Python: shares of the wall time "
@@ -253,7 +253,7 @@ def run(_options: Namespace) -> bool:
     print_table(
         f"The first step: window 1,024, {SLOW_SAMPLE_S * 1000:g} ms a sample, {WORKERS} workers (s, of 2 ranks)",
         ["", "seconds"],
-        [[title, Spread.of(item["first_s"] for item in runs)] for title, runs in first.items()],
+        [[title, Spread.of(item["first_s"] for item in runs)] for title, runs in begun.items()],
     )
     return True
 

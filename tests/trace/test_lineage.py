@@ -78,9 +78,8 @@ def write_fewer_ranks(folder: Path) -> list[Path]:
     halves = [tuple(replace(sample, position=i) for i, sample in enumerate(left[rank::2])) for rank in range(2)]
     rest = World(make_config(), halves, schedule=AnyOrder(7)).run()
     before = OwnedLot(lot=make_lot(gone), steps=STEPS, run="r1")
-    write(
-        second, rest.nodes, [Origin(run="r2", inputs=(make_input(r, halves[r]),), before=(before,)) for r in range(2)]
-    )
+    origins = [Origin(run="r2", inputs=(make_input(rank, half),), before=(before,)) for rank, half in enumerate(halves)]
+    write(second, rest.nodes, origins)
     return [*first, *second]
 
 
@@ -238,9 +237,8 @@ def test_files_of_two_runs_are_two_jobs_in_whatever_order(tmp_path: Path) -> Non
     files = [tmp_path / name for name in ("a.0", "b.1", "a.1", "b.0")]
     assert [len(job.paths) for job in check_traces(files).jobs] == [2, 2]
     assert check_traces(files).is_ok
-    assert find_broken(*files[:2], *files[3:]) == {
-        "FREE"
-    }  # rank 1 of run a is missing, and that of b does not replace it
+    # Rank 1 of run a is missing, and that of b does not replace it.
+    assert find_broken(*files[:2], *files[3:]) == {"FREE"}
 
 
 SAMPLES = "whether all samples were trained on: the header of rank 1 does not say how many there are"
