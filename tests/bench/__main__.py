@@ -22,21 +22,21 @@ installs it) its columns are left out.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import sys
 import time
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import torch
 from odb_sim.inputs.lengths import list_bundled_names
 
 from tests.bench import cases, core, edges, gpu, model, plan, process, quality, speed, training, updates
+from tests.bench.report import say
 
-PARTS = ("loader", "core", "edges", "process", "gpu", "model", "plan", "quality", "training", "updates")
+PARTS = {
+    "loader": speed, "core": core, "process": process, "edges": edges, "gpu": gpu, "model": model, "plan": plan,
+    "quality": quality, "training": training, "updates": updates,
+}  # fmt: skip
 
 
 def main() -> int:
@@ -48,141 +48,46 @@ def main() -> int:
     parser.add_argument(
         "--samples", type=int, default=speed.SAMPLES_PER_RANK, help="of each rank with loader (%(default)s)"
     )
-    parser.add_argument(
-        "--only",
-        choices=PARTS,
-        action="append",
-        help="(repeatable)",
-    )
+    parser.add_argument("--only", choices=PARTS, action="append", help="one part (repeatable; default: loader)")
     parser.add_argument("--peer-cases", action="store_true", help="the table of cases instead of benchmarks")
     names = [case.name for case in cases.CASES]
     parser.add_argument("--case", action="append", choices=names, help="with --peer-cases: only this one (repeatable)")
     parser.add_argument(
         "--edge", action="append", choices=list(edges.EDGES), help="with --only edges: only this line (repeatable)"
     )
-    parser.add_argument(
-        "--rule",
-        default=quality.RULE,
-        help="with --only quality: another target rule, as --policy has it (%(default)s)",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     options = parser.parse_args()
     if options.repetitions is not None and options.repetitions < 1:
         parser.error(f"--repetitions must be at least 1, got {options.repetitions}")
     if options.samples < 1000:
         parser.error(f"--samples must be at least 1,000, for several windows, got {options.samples}")
-    machine = describe_machine()
-    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    options.times = options.repetitions or (5 if options.full else 3)
+    load, versions = round(os.getloadavg()[0], 1), f"Python {platform.python_version()}, torch {torch.__version__}"
+    print(f"cores {os.cpu_count()}, load {load}, {versions}")
     if not cases.has_peer():
         print("the peer is not installed (pip install online-dynamic-batching==0.1.2): ours alone")
     began = time.monotonic()
     if options.peer_cases:
-        figures, status = run_cases(options.case)
+        is_right = run_cases(options.case or names)
     else:
-        figures, status = run_benchmarks(options)
+        is_right = all([module.run(options) for part, module in PARTS.items() if part in (options.only or ["loader"])])
     print(f"\n{time.monotonic() - began:.0f} s")
-    if options.json is not None:
-        options.json.write_text(json.dumps({"machine": machine, **figures}, indent=1) + "\n")
-    return status
+    return int(not is_right)
 
 
-def describe_machine() -> dict[str, Any]:
-    """Returns a description of the machine that the figures come from."""
-    return {
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),
-        "Python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
-def run_benchmarks(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    """Returns all figures, and 1 if one of our runs failed."""
-    parts, is_full = options.only or ["loader"], options.full
-    repetitions = options.repetitions or (5 if is_full else 3)
-    samples, trace = options.samples, options.trace
-    figures: dict[str, Any] = {}
-    kinds = speed.list_kinds()
-    dynamic = [kind for kind in kinds if kind != "plain"]
-    found: list[speed.Runs] = []
-    if "loader" in parts:
-        for ranks in (1, 2):
-            runs = speed.measure(ranks, kinds, repetitions, samples, speed.WINDOW_SAMPLES, trace)
-            found += runs.values()
-            speed.say("")
-            speed.print_speed(runs, samples, trace)
-        optimum = speed.compute_optimum(2, samples, trace)
-        speed.print_quality(runs, optimum, speed.WINDOW_SAMPLES, trace)
-        if is_full:
-            wide = speed.measure(2, dynamic, 1, samples, 1024, trace)
-            found += wide.values()
-            speed.print_quality(wide, optimum, 1024, trace)
-    if "core" in parts:
-        figures["core"] = core.measure_core(repetitions, speed.say)
-        speed.say("")
-        core.print_core(figures["core"])
-    status = 0
-    if "process" in parts:
-        figures["process"] = process.measure_process((256, 1024, 8192), speed.say)
-        speed.say("")
-        status |= process.print_process(figures["process"])
-    if "edges" in parts:
-        found_edges = edges.measure_edges(options.edge or list(edges.EDGES), options.repetitions, speed.say)
-        memories = {} if options.edge else edges.measure_memory(speed.say)
-        speed.say("")
-        figures["edges"] = found_edges | {"memory": memories}
-        status |= edges.print_edges(found_edges, memories)
-    if "gpu" in parts:
-        figures["gpu"] = gpu.measure_gpu(repetitions, speed.say)
-        speed.say("")
-        status |= int(not gpu.print_gpu(figures["gpu"]))
-    if "model" in parts:
-        compared = model.compare_with_model(model.list_cases(), repetitions, speed.say)
-        speed.say("")
-        model.print_findings(compared)
-        figures["model"] = model.encode(compared)
-        status |= int(any(finding.verdict == "WRONG" for finding in compared))
-    if "plan" in parts:
-        figures["plan"] = plan.measure_plans(speed.say)
-        speed.say("")
-        status |= int(not plan.print_plans(figures["plan"]))
-    if "quality" in parts:
-        measured_quality = quality.measure_quality(speed.say, is_full=is_full, rule=options.rule)
-        speed.say("")
-        figures["quality"] = quality.encode(measured_quality)
-        status |= int(not quality.print_quality(measured_quality, rule=options.rule))
-    if "training" in parts:
-        trained = training.measure_training(repetitions, speed.say)
-        speed.say("")
-        figures["training"] = {kind: asdict(item) for kind, item in trained.items()}
-        status |= int(not training.print_training(trained))
-    if "updates" in parts:
-        measured_updates = updates.measure_updates(repetitions, speed.say)
-        speed.say("")
-        figures["updates"] = updates.encode(measured_updates)
-        status |= int(not updates.print_updates(measured_updates))
-    figures["loaders"] = [asdict(runs) for runs in found]
-    return figures, status | int(any(runs.troubles for runs in found if runs.kind == "ours"))
-
-
-def run_cases(names: list[str] | None) -> tuple[dict[str, Any], int]:
-    """Returns the outcome of every case, and 1 if ours was wrong in one."""
-    kinds = ["ours", "peer"] if cases.has_peer() else ["ours"]
-    figures: dict[str, Any] = {}
-    chosen = [cases.get_case(name) for name in names] if names else cases.CASES
-    for case in chosen:
+def run_cases(names: list[str]) -> bool:
+    """Prints the outcome of every case. Returns True if ours was right in all."""
+    right = {kind: 0 for kind in (["ours", "peer"] if cases.has_peer() else ["ours"])}
+    for case in map(cases.get_case, names):
         print(f"\n{case.title}  [{case.name}]", flush=True)
-        for kind in kinds:
-            speed.say(f"{case.name}, {kind}")
+        for kind in right:
+            say(f"{case.name}, {kind}")
             outcome = case.run(kind)
-            speed.say("")
+            say("")
             print(f"  {kind}: {'right' if outcome.is_right else 'WRONG'}: {outcome.text}", flush=True)
-            figures.setdefault(case.name, {})[kind] = asdict(outcome)
-    wrong = [name for name, found in figures.items() if not found["ours"]["is_right"]]
-    beaten = sum(1 for found in figures.values() if "peer" in found and not found["peer"]["is_right"])
-    print(f"\nours right in {len(figures) - len(wrong)} of {len(figures)} cases", end="")
-    print(f", the peer in {len(figures) - beaten}" if "peer" in kinds else "")
-    return {"cases": figures}, int(bool(wrong))
+            right[kind] += outcome.is_right
+    beside = f", the peer in {right['peer']}" if "peer" in right else ""
+    print(f"\nours right in {right['ours']} of {len(names)} cases{beside}")
+    return right["ours"] == len(names)
 
 
 if __name__ == "__main__":

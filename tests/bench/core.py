@@ -8,8 +8,8 @@ A single rank never carries or splits a group; with others it is slower.
 from __future__ import annotations
 
 import time
+from argparse import Namespace
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 from odb_sim.inputs.lengths import list_bundled_names, load_lengths
@@ -20,24 +20,28 @@ from odb_ref.core.effects import Collate, Deliver, Effect, Finish, OutcomeKind, 
 from odb_ref.core.events import Agreed, Collated, Counted, Event, SamplesRead, StepTaken
 from odb_ref.core.machine import Machine
 from odb_ref.core.types import Sample
-from tests.bench.report import print_table
+from tests.bench.report import print_table, say
 
 BUDGET_TOKENS: Final = 12_288
 WINDOW_SAMPLES: Final = 1024
 SAMPLES: Final = 100_000
 
 
-def measure_core(repetitions: int, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
-    """Returns by trace the samples per second of processor time, from the best repetition, and the samples per step."""
-    found = {}
+def run(options: Namespace) -> bool:
+    """Prints by trace the samples per step, and per second of processor time, from the best repetition. Returns True."""
+    rows = []
     for trace in list_bundled_names():
         say(trace)
         tokens = build_workload(load_lengths(trace), ranks=1, samples=SAMPLES).tokens.tolist()
         shard = tuple(Sample(place, place, length, length) for place, length in enumerate(tokens))
-        runs = [run_epoch(shard) for _ in range(repetitions)]
-        seconds, steps = min(runs)
-        found[trace] = {"samples_per_s": len(shard) / seconds, "samples_per_step": len(shard) / steps}
-    return found
+        seconds, steps = min(run_epoch(shard) for _ in range(options.times))
+        rows.append([trace, f"{len(shard) / steps:.1f}", f"{len(shard) / seconds:,.0f}"])
+    print_table(
+        f"The core by itself, one rank, checks on, window {WINDOW_SAMPLES:,}, budget {BUDGET_TOKENS:,}",
+        ["trace", "samples per step", "samples per second"],
+        rows,
+    )
+    return True
 
 
 def run_epoch(shard: tuple[Sample, ...]) -> tuple[float, int]:
@@ -86,11 +90,3 @@ def _answer(effect: Effect, shard: tuple[Sample, ...], read: int) -> Event:
             return Collated(round_)
         case _:
             raise RuntimeError(f"not expected of a rank without troubles: {effect}")
-
-
-def print_core(found: dict[str, dict[str, float]]) -> None:
-    print_table(
-        f"The core by itself, one rank, checks on, window {WINDOW_SAMPLES:,}, budget {BUDGET_TOKENS:,}",
-        ["trace", "samples per step", "samples per second"],
-        [[trace, f"{row['samples_per_step']:.1f}", f"{row['samples_per_s']:,.0f}"] for trace, row in found.items()],
-    )

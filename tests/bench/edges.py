@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -18,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from odb_ref import Batching
 from tests.bench.launch import find_descendants, launch
-from tests.bench.report import Spread, compute_ratios, has_failures, print_table
+from tests.bench.report import Spread, compute_ratios, has_failures, print_table, say
 
 Spec = dict[str, Any]
 Sample = dict[str, Any]
@@ -58,52 +60,25 @@ class Edge:
 
 def _list_edges() -> dict[str, Edge]:
     edges = {"tiny": Edge(title="tiny samples", samples=20_000, group=64, goal=0.3)}
+    short = Edge(title="short epoch", samples=200, goal=2.0, unit="first", read_s=2e-4)
+    large = Edge(title="samples of 3 MB", samples=256, goal=0.5, group=8, window=64, nbytes=3 * 2**20)
+    half = Edge(title=f"epochs of {EPOCH_S:g} s", samples=1000, goal=0.95, workers=2, read_s=1e-3, repetitions=9)
+    modes = {"free mode": None, "updates of 32": 32}
     for workers in (0, 2):
-        with_workers = f"{workers} workers" if workers else "no workers"
-        for name, updates in (("free mode", None), ("updates of 32", 32)):
-            edges[f"short {name} {workers}"] = Edge(
-                title=f"short epoch, {name}, {with_workers}",
-                samples=200,
-                goal=2.0,
-                unit="first",
-                workers=workers,
-                updates=updates,
-                read_s=2e-4,
-            )
+        told = f"{workers} workers" if workers else "no workers"
+        for name, updates in modes.items():
+            title = f"{short.title}, {name}, {told}"
+            edges[f"short {name} {workers}"] = replace(short, title=title, workers=workers, updates=updates)
         for unit, goal in (("rate", 0.7 if workers else 0.5), ("first", 2.0)):
-            edges[f"large {workers} {unit}"] = Edge(
-                title=f"samples of 3 MB, {with_workers}",
-                samples=256,
-                goal=goal,
-                unit=unit,
-                workers=workers,
-                group=8,
-                window=64,
-                nbytes=3 * 2**20,
-            )
-    edges["large 0 kept"] = replace(
-        edges["large 0 rate"], title="samples of 3 MB, no workers, memory kept", keeps_memory=True
+            title = f"{large.title}, {told}"
+            edges[f"large {workers} {unit}"] = replace(large, title=title, goal=goal, unit=unit, workers=workers)
+    edges["large 0 kept"] = replace(large, title=f"{large.title}, no workers, memory kept", keeps_memory=True)
+    slow = Edge(
+        title="collate_fn of 15 ms", samples=8000, goal=0.95, unit="settled", group=8, workers=4, collate_s=0.015
     )
-    edges["slow collate"] = Edge(
-        title=f"collate_fn of 15 ms, 4 workers, after {SETTLED_S:g} s",
-        samples=8000,
-        group=8,
-        goal=0.95,
-        unit="settled",
-        workers=4,
-        collate_s=0.015,
-        repetitions=3,
-    )
-    for name, updates in (("free mode", None), ("updates of 32", 32)):
-        edges[f"half a second {name}"] = Edge(
-            title=f"epochs of {EPOCH_S:g} s, {name}, 2 workers",
-            samples=1000,
-            goal=0.95,
-            workers=2,
-            updates=updates,
-            read_s=1e-3,
-            repetitions=9,
-        )
+    edges["slow collate"] = replace(slow, title=f"{slow.title}, 4 workers, after {SETTLED_S:g} s", repetitions=3)
+    for name, updates in modes.items():
+        edges[f"half a second {name}"] = replace(half, title=f"{half.title}, {name}, 2 workers", updates=updates)
     return edges
 
 
@@ -179,10 +154,7 @@ def edge(spec: Spec, rank: int, ranks: int) -> Spec:
     what = EDGES[spec["edge"]]
     dataset, batches = Samples(what), _list_batches(what)
     plain: DataLoader[Sample] = DataLoader(
-        dataset,
-        batch_sampler=cast(Any, batches),
-        num_workers=what.workers,
-        collate_fn=Stack(what.collate_s),
+        dataset, batch_sampler=cast(Any, batches), num_workers=what.workers, collate_fn=Stack(what.collate_s)
     )
     found: dict[str, list[float]] = {"plain": [], "ours": []}
     with _make_ours(what, dataset) as ours:
@@ -257,66 +229,41 @@ def _read_memory() -> float:
 # The tables --------------------------------------------------------------------------------------------------------------
 
 
-def measure_edges(names: Sequence[str], repetitions: int | None, say: Callable[[str], None]) -> Spec:
+def run(options: Namespace) -> bool:
+    """Prints two tables. Returns False if a job failed. A figure below its goal is not counted, as machines are busy."""
     found: Spec = {}
-    for name in names:
+    for name in options.edge or EDGES:
         say(f"edges: {name}")
-        environment = KEEP if EDGES[name].keeps_memory else {}
-        (result,) = launch("edge", {"edge": name, "repetitions": repetitions}, limit_s=LIMIT_S, environment=environment)
+        spec, environment = {"edge": name, "repetitions": options.repetitions}, KEEP if EDGES[name].keeps_memory else {}
+        (result,) = launch("edge", spec, limit_s=LIMIT_S, environment=environment)
         found[name] = result.found
-    return found
-
-
-def measure_memory(say: Callable[[str], None]) -> Spec:
-    """Returns the memory by number of workers and kind of loader."""
-    found: Spec = {}
-    for workers in (0, 2):
-        for kind in ("plain", "ours"):
-            say(f"edges: memory, {kind}, {workers} workers")
-            (result,) = launch("memory", {"kind": kind, "workers": workers}, limit_s=LIMIT_S)
-            found.setdefault(str(workers), {})[kind] = result.found
-    return found
-
-
-def print_edges(found: Spec, memories: Spec) -> int:
-    """Prints two tables, and returns 1 if a job failed. A figure below its goal is not counted, as machines are busy."""
-    jobs = (*found.values(), *(run for runs in memories.values() for run in runs.values()))
-    if has_failures(jobs):
-        return 1
+    memories: dict[tuple[int, str], Spec] = {}
+    for workers, kind in () if options.edge else product((0, 2), ("plain", "ours")):
+        say(f"edges: memory, {kind}, {workers} workers")
+        (result,) = launch("memory", {"kind": kind, "workers": workers}, limit_s=LIMIT_S)
+        memories[workers, kind] = result.found
+    if has_failures((*found.values(), *memories.values())):
+        return False
     rows = []
     for name, item in found.items():
-        edge, ratio = EDGES[name], compute_ratios(item["ours"], item["plain"])
-        is_first = edge.unit == "first"
-        rows.append(
-            [
-                edge.title,
-                "first step after" if is_first else "samples/s",
-                str(Spread.of(item["plain"])),
-                str(ratio),
-                f"{'at most' if is_first else 'at least'} {edge.goal:g}",
-            ]
-        )
+        edge, is_first = EDGES[name], EDGES[name].unit == "first"
+        what, goal = ("first step after", "at most") if is_first else ("samples/s", "at least")
+        ratio = compute_ratios(item["ours"], item["plain"])
+        rows.append([edge.title, what, Spread.of(item["plain"]), ratio, f"{goal} {edge.goal:g}"])
     print_table(
         "At the edges: ours to a plain DataLoader of the same batches",
         ["", "what", "plain (s, 1/s)", "ratio: median (least to greatest)", "goal"],
         rows,
     )
-    if not memories:
-        return 0
-    print_table(
-        f"A map-style data set of {MANY:,} samples, shuffled: memory that its epoch takes, children included (MB)",
-        ["workers", "plain", "ours", "over plain", "goal", "first step (s), plain", "ours"],
-        [
-            [
-                workers,
-                f"{runs['plain']['MB']:.0f}",
-                f"{runs['ours']['MB']:.0f}",
-                f"{runs['ours']['MB'] - runs['plain']['MB']:.0f}",
-                "below 200",
-                f"{runs['plain']['first_s']:.2f}",
-                f"{runs['ours']['first_s']:.2f}",
-            ]
-            for workers, runs in memories.items()
-        ],
-    )
-    return 0
+    rows = []
+    for workers in sorted({workers for workers, _ in memories}):
+        plain, ours = memories[workers, "plain"], memories[workers, "ours"]
+        taken = [f"{megabytes:.0f}" for megabytes in (plain["MB"], ours["MB"], ours["MB"] - plain["MB"])]
+        rows.append([workers, *taken, "below 200", *(f"{item['first_s']:.2f}" for item in (plain, ours))])
+    if rows:
+        print_table(
+            f"A map-style data set of {MANY:,} samples, shuffled: memory that its epoch takes, children included (MB)",
+            ["workers", "plain", "ours", "over plain", "goal", "first step (s), plain", "ours"],
+            rows,
+        )
+    return True

@@ -14,19 +14,20 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from odb_sim.cli.main import main as run_command
+from odb_sim.cli.main import main
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.presets import list_names, load_model
 from torch.utils.data import DataLoader, Dataset
 
 from tests.bench.data import collate
-from tests.bench.report import Spread, compute_ratios, print_table
+from tests.bench.report import Spread, compute_ratios, print_table, say
 
 MODEL: Final = "qwen2.5-0.5b"
 TRACE: Final = "mm_mix_real"
@@ -158,7 +159,7 @@ def make_plan(gpu: str, folder: Path) -> dict[str, Way]:
     """Returns what `odb-ref plan` predicts for each way."""
     out = folder / "plan.json"
     asked = f"plan {folder / LENGTHS} --model {MODEL} --gpu {gpu} --gpus 1 --strategy ddp --processes 1"
-    run(f"{asked} --global-batch {UPDATE_SAMPLES} --json {out}")
+    command(f"{asked} --global-batch {UPDATE_SAMPLES} --json {out}")
     ways = {}
     for way in json.loads(out.read_text())["ways"]:
         size = way["summary"]["batch_size"]
@@ -175,15 +176,15 @@ def predict(name: str, way: Way, costs: Path) -> Time:
     out = costs.with_name("run.json")
     policy = f"--policy standard --batch-size {way.batch_size}" if name == FIXED else f"--layout {WAYS[name]}"
     asked = f"simulate {costs.with_name(LENGTHS)} --ranks 1 --token-budget {way.token_budget} {policy}"
-    run(f"{asked} --global-batch {UPDATE_SAMPLES} --cost-model {costs} --bands --json {out}")
+    command(f"{asked} --global-batch {UPDATE_SAMPLES} --cost-model {costs} --bands --json {out}")
     found = json.loads(out.read_text())
     return Time(found["sim_time_s"], **found["band"]["sim_time_s"])
 
 
-def run(command: str) -> None:
+def command(text: str) -> None:
     """Runs a command of the simulator that writes files."""
     with contextlib.redirect_stdout(io.StringIO()):
-        assert run_command(command.split()) == 0
+        assert main(text.split()) == 0
 
 
 def time_steps(trainer: Trainer, repetitions: int) -> list[tuple[int, int, float]]:
@@ -223,7 +224,7 @@ def calibrate(steps: list[tuple[int, int, float]], folder: Path) -> Path:
     table, costs = folder / "steps.csv", folder / "costs.json"
     with table.open("w", newline="") as file:
         csv.writer(file).writerows([("rows", "longest", "seconds"), *steps])
-    run(f"calibrate {table} --out {costs}")
+    command(f"calibrate {table} --out {costs}")
     return costs
 
 
@@ -273,9 +274,9 @@ def train_epoch(trainer: Trainer, data: Ids, name: str, way: Way, seed: int) -> 
     return {"seconds": seconds, "updates": updates, "steps": steps, "gigabytes": held}
 
 
-def measure_gpu(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns for each way the plan, the prediction from timed steps, and its epochs."""
-    gpu = find_gpu()
+def run(options: Namespace) -> bool:
+    """Plans, trains, and prints the table. Returns True if each way's median time lies within both predicted bands."""
+    gpu, repetitions = find_gpu(), options.times
     trainer = Trainer()
     lengths = random.Random(0).sample([int(tokens) for tokens in load_lengths(TRACE).tokens], UPDATES * UPDATE_SAMPLES)
     data = Ids(lengths, trainer.model.config.vocab_size)
@@ -295,29 +296,24 @@ def measure_gpu(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
             epoch = train_epoch(trainer, data, name, way, repetition)
             if repetition:  # the first one loads kernels, and allocates memory for every shape
                 epochs[name].append(epoch)
-    found = {"gpu": gpu, "samples": len(data), "steps": steps, "new": new, "again": again, "epochs": epochs}
-    return found | {"ways": {name: asdict(way) | {"timed": asdict(timed[name])} for name, way in ways.items()}}
-
-
-def print_gpu(figures: dict[str, Any]) -> bool:
-    """Prints the table. Returns True if each way's median time lies within both predicted bands."""
-    rows, is_good, samples = [], True, figures["samples"]
-    epochs, ways = figures["epochs"], figures["ways"]
+    rows, is_good, fixed = [], True, (ways[FIXED].planned, timed[FIXED])
     for name, found in epochs.items():
-        times = [Time(**ways[name][kind]) for kind in ("planned", "timed")]
-        fixed = [ways[FIXED][kind]["seconds"] for kind in ("planned", "timed")]
+        times = (ways[name].planned, timed[name])
         seconds = Spread.of(epoch["seconds"] for epoch in found)
         is_within = all(time.low <= seconds.median <= time.high for time in times)
         is_good &= is_within
         updates = found[0]["updates"]
-        row = [name, f"{samples / updates:.1f}", f"{found[0]['steps'] / updates:.1f}", *map(str, times), str(seconds)]
-        row += [f"{plain / time.seconds:.2f}" for plain, time in zip(fixed, times, strict=True)]
-        row.append(str(compute_ratios(*([1 / epoch["seconds"] for epoch in one] for one in (found, epochs[FIXED])))))
+        row: list[object] = [name, f"{len(data) / updates:.1f}", f"{found[0]['steps'] / updates:.1f}", *times, seconds]
+        row += [f"{plain.seconds / time.seconds:.2f}" for plain, time in zip(fixed, times, strict=True)]
+        row.append(compute_ratios(*([1 / epoch["seconds"] for epoch in one] for one in (found, epochs[FIXED]))))
         rows.append([*row, f"{max(epoch['gigabytes'] for epoch in found):.1f}", "" if is_within else "OUTSIDE"])
     header = ["way", "samples an update", "micro-batches", "planned, s", "from timed steps, s", "trained, s"]
     header += ["speed-up: planned", "from timed", "trained", "GB", ""]
-    print_table(f"An epoch of {TRACE}, {MODEL}, one {figures['gpu']}", header, rows)
-    more_s = Spread.of(figures["new"]).median - Spread.of(figures["again"]).median
+    print_table(f"An epoch of {TRACE}, {MODEL}, one {gpu}", header, rows)
+    medians = [Spread.of(took for *size, took in steps if (*size,) == shape).median for shape in SHAPES]
+    timed_steps = [[*shape, f"{median:.4f}"] for shape, median in zip(SHAPES, medians, strict=True)]
+    print_table("The timed steps, medians", ["rows", "longest sample", "seconds"], timed_steps)
+    more_s = Spread.of(new).median - Spread.of(again).median
     print(
         f"A micro-batch of a new shape takes {more_s * 1e3:.0f} ms longer than a repeated one; see docs/howto/shapes.md"
     )

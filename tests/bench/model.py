@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
 from statistics import fmean
 from typing import Any, Final
 
@@ -22,12 +24,13 @@ import torch
 from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost, LoaderCost
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import Workload
-from odb_sim.studies.runs import Run, run
+from odb_sim.studies.runs import Run
+from odb_sim.studies.runs import run as simulate
 from torch.utils.data import DataLoader, Dataset
 
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.torch import Batching, Loss, ODBDataLoader
-from tests.bench.report import print_table
+from tests.bench.report import print_table, say
 
 Sample = dict[str, Any]
 
@@ -121,17 +124,7 @@ def sleep(seconds: float) -> float:
 def collate_slowly(samples: list[Sample]) -> dict[str, float]:
     """Returns the number of samples and how late they were, after some time."""
     late_s = sum(sample["late_s"] for sample in samples)
-    return {
-        "samples": len(samples),
-        "late_s": late_s,
-        "collate_s": sleep(COLLATE_S),
-    }
-
-
-def list_cases() -> list[Case]:
-    return [
-        Case(kind=kind, workers=workers, waits_for=name) for kind in KINDS for workers in WORKERS for name in STEPS_S
-    ]
+    return {"samples": len(samples), "late_s": late_s, "collate_s": sleep(COLLATE_S)}
 
 
 def build_workload(samples: int = SAMPLES) -> Workload:
@@ -167,7 +160,7 @@ def predict(case: Case, workload: Workload, epoch: Epoch) -> tuple[list[float], 
         order=StepOrder.FULLEST,  # the model does not know the loader's seed
         costs=Costs(gpu=gpu, collective=NO_COLLECTIVE, loader=loader),
     )
-    rows = run(what).rows
+    rows = simulate(what).rows
     return [row.start_s + row.data_wait_s for row in rows], [row.samples for row in rows]
 
 
@@ -232,52 +225,39 @@ def choose_median(findings: Sequence[Finding]) -> Finding:
     )
 
 
-def compare_with_model(cases: Sequence[Case], repetitions: int, say: Callable[[str], None] = print) -> list[Finding]:
-    """Returns the median finding of each case over ``repetitions``. ``say`` reports progress."""
+def run(options: Namespace) -> bool:
+    """Prints the median finding of each case. Returns True if none is wrong."""
     workload = build_workload()
+    cases = [
+        Case(kind=kind, workers=workers, waits_for=name) for kind, workers, name in product(KINDS, WORKERS, STEPS_S)
+    ]
     findings: dict[Case, list[Finding]] = {case: [] for case in cases}
-    for repetition in range(repetitions):
-        for case, found in findings.items():
-            found.append(compare(case, workload))
-            say(
-                f"model, {case.kind}, {case.workers} worker(s), waits for {case.waits_for}, "
-                f"{repetition + 1} of {repetitions}: {found[-1].error:+.1%}"
-            )
-    return [choose_median(found) for found in findings.values()]
-
-
-def print_findings(findings: Sequence[Finding]) -> None:
-    print_table(
-        f"Loader model, {SAMPLES} samples of {TRACE}: samples/s between the first batch and the last",
+    for repetition, (case, found) in product(range(options.times), findings.items()):
+        say(
+            f"model, {case.kind}, {case.workers} worker(s), waits for {case.waits_for}, {repetition + 1} of {options.times}"
+        )
+        found.append(compare(case, workload))
+    medians = [choose_median(found) for found in findings.values()]
+    header = [
+        "loader",
+        "workers",
+        "epoch waits for",
+        "steps",
+        "batches",
+        "measured",
+        "predicted",
+        "error",
+        "sleeps late",
+        "",
+    ]
+    rows = [
         [
-            "loader",
-            "workers",
-            "epoch waits for",
-            "steps",
-            "batches",
-            "measured",
-            "predicted",
-            "error",
-            "sleeps late",
-            "",
-        ],
-        [
-            [
-                found.case.kind,
-                str(found.case.workers),
-                found.case.waits_for,
-                str(found.steps),
-                "equal" if found.are_batches_equal else "DIFFER",
-                f"{found.measured:.1f}",
-                f"{found.predicted:.1f}",
-                f"{found.error:+.1%}",
-                f"{found.late:.0%}",
-                found.verdict,
-            ]
-            for found in findings
-        ],
-    )
-
-
-def encode(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    return [{**asdict(found), "error": found.error, "verdict": found.verdict} for found in findings]
+            found.case.kind, found.case.workers, found.case.waits_for, found.steps,
+            "equal" if found.are_batches_equal else "DIFFER", f"{found.measured:.1f}", f"{found.predicted:.1f}",
+            f"{found.error:+.1%}", f"{found.late:.0%}", found.verdict,
+        ]
+        for found in medians
+    ]  # fmt: skip
+    title = f"Loader model, {SAMPLES} samples of {TRACE}: samples/s between the first batch and the last"
+    print_table(title, header, rows)
+    return all(found.verdict != "WRONG" for found in medians)

@@ -12,8 +12,7 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from argparse import Namespace
 from typing import Any
 
 from odb_sim.inputs.lengths import list_bundled_names, load_lengths
@@ -23,8 +22,8 @@ from odb_ref.conformance.asking import Program
 from odb_ref.conformance.judge import compute_least, compute_wait_of, find_faults
 from odb_ref.conformance.vectors import decode
 from odb_ref.core.errors import OdbError
-from odb_ref.plan import PlanReport, attention, plan_all, plan_ranks
-from tests.bench.report import print_table
+from odb_ref.plan import attention, plan_all, plan_ranks
+from tests.bench.report import print_table, say
 from tests.conformance import scoreboard
 
 BUDGET_TOKENS = 16_384
@@ -57,44 +56,34 @@ def deal(lengths: list[int], ranks: int) -> Lengths:
 # Quality -----------------------------------------------------------------------------------------------------------------
 
 
-def measure_quality(say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns the result of each way of planning, by trace, cost and way."""
-    figures: dict[str, Any] = {}
+def judge_quality() -> bool:
+    """Prints the result of each way of planning, by trace and cost. Returns True if plans of dealt samples make the promised
+    number of steps, and wait no longer than promised.
+    """
+    rows = []
     for name in list_bundled_names():
         say(name)
         lengths = draw(name, SAMPLES)
         for cost, function in COSTS.items():
             dealt = plan_all(lengths, ranks=RANKS, budget=BUDGET_TOKENS, cost=function).report
             stayed = plan_ranks(deal(lengths, RANKS), budget=BUDGET_TOKENS, cost=function).report
-            figures.setdefault(name, {})[cost] = {"plan_all": asdict(dealt), "plan_ranks": asdict(stayed)}
-    return figures
-
-
-def is_good(report: dict[str, Any], cost: str) -> bool:
-    """Returns True if dealt samples make the promised number of steps, and wait no longer than promised."""
-    return bool(report["count"] == report["least"] and report["wait"] <= MOST_WAIT[cost])
-
-
-def print_quality(figures: dict[str, Any]) -> bool:
-    """Prints the table. Returns True if all plans are good."""
-    rows = []
-    for name, by_cost in figures.items():
-        for cost, by_way in by_cost.items():
-            for way, report in by_way.items():
-                verdict = ("" if is_good(report, cost) else "MISSED") if way == "plan_all" else ""
-                count = f"{report['count']} of {report['least']}"
-                rows.append([name, cost, way, count, f"{report['fill']:.3f}", f"{report['wait']:.4f}", verdict])
+            is_good = dealt.count == dealt.least and dealt.wait <= MOST_WAIT[cost]
+            for way, report, verdict in (("plan_all", dealt, "" if is_good else "MISSED"), ("plan_ranks", stayed, "")):
+                count = f"{report.count} of {report.least}"
+                rows.append([name, cost, way, count, f"{report.fill:.3f}", f"{report.wait:.4f}", verdict])
     title = f"{SAMPLES} samples, {RANKS} ranks, {BUDGET_TOKENS} tokens; least: no plan has fewer; wait: 1 is not at all"
     print_table(title, ["trace", "by", "", "steps of least", "fill", "wait", ""], rows)
-    return all(is_good(by_way["plan_all"], cost) for by_cost in figures.values() for cost, by_way in by_cost.items())
+    return all(row[-1] != "MISSED" for row in rows)
 
 
 # Speed -------------------------------------------------------------------------------------------------------------------
 
 
-def measure_speed(say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns by cost the seconds of large plans, and their ratio to sorting the same number of lengths."""
-    figures = {}
+def judge_speed() -> bool:
+    """Prints by cost the seconds of large plans, and their ratio to sorting the same number of lengths. Returns True if
+    planning is fast enough.
+    """
+    rows = []
     for cost, number in LARGE.items():
         say(f"{number:,} lengths by {cost}")
         lengths = draw("azure_llm_2023_conv", number)
@@ -102,34 +91,19 @@ def measure_speed(say: Callable[[str], None]) -> dict[str, Any]:
         sorted(range(number), key=lengths.__getitem__)
         sorting = time.process_time() - began
         began = time.process_time()
-        report: PlanReport = plan_all(lengths, ranks=64, budget=BUDGET_TOKENS, cost=COSTS[cost]).report
+        report = plan_all(lengths, ranks=64, budget=BUDGET_TOKENS, cost=COSTS[cost]).report
         seconds = time.process_time() - began
-        figures[cost] = {"lengths": number, "seconds": seconds, "sorts": seconds / sorting, **asdict(report)}
-    return figures
-
-
-def print_speed(figures: dict[str, Any]) -> bool:
-    """Prints the table. Returns True if planning is fast enough."""
-    rows = [
-        [
-            f"{entry['lengths']:,}",
-            cost,
-            f"{entry['seconds']:.1f} s",
-            f"{entry['sorts']:.0f}",
-            f"{entry['count']} of {entry['least']}",
-            f"{entry['wait']:.4f}",
-            "" if entry["seconds"] <= MOST_SECONDS[cost] else "MISSED",
-        ]
-        for cost, entry in figures.items()
-    ]
+        verdict = "" if seconds <= MOST_SECONDS[cost] else "MISSED"
+        row = [f"{number:,}", cost, f"{seconds:.1f} s", f"{seconds / sorting:.0f}"]
+        rows.append([*row, f"{report.count} of {report.least}", f"{report.wait:.4f}", verdict])
     print_table("plan_all, 64 ranks", ["lengths", "by", "", "x sorting", "steps of least", "wait", ""], rows)
-    return all(entry["seconds"] <= MOST_SECONDS[cost] for cost, entry in figures.items())
+    return all(row[-1] != "MISSED" for row in rows)
 
 
 # Beside others -----------------------------------------------------------------------------------------------------------
 
 
-def measure_peers(say: Callable[[str], None]) -> dict[str, Any]:
+def measure_peers() -> dict[str, Any]:
     """Returns the results of all planners of the scoreboard, by where samples may go, planner and trace.
 
     The wait is by attention, as in the first table. Broken is what the kit finds wrong with the plan.
@@ -195,15 +169,6 @@ def print_peers(figures: dict[str, Any]) -> bool:
     return is_right
 
 
-def measure_plans(say: Callable[[str], None]) -> dict[str, Any]:
-    return {"quality": measure_quality(say), "speed": measure_speed(say), "peers": measure_peers(say)}
-
-
-def print_plans(figures: dict[str, Any]) -> bool:
+def run(_options: Namespace) -> bool:
     """Prints all tables. Returns True if our plans keep what is promised."""
-    verdicts = [
-        print_quality(figures["quality"]),
-        print_speed(figures["speed"]),
-        print_peers(figures["peers"]),
-    ]
-    return all(verdicts)
+    return all([judge_quality(), judge_speed(), print_peers(measure_peers())])

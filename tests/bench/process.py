@@ -11,9 +11,10 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader
 from odb_ref import Batching
 from tests.bench.data import Texts, collate, compute_shards
 from tests.bench.launch import launch
-from tests.bench.report import Spread, has_failures, print_table
+from tests.bench.report import Spread, has_failures, print_table, say
 from tests.helpers.options import nested
 
 Spec = dict[str, Any]
@@ -70,10 +71,10 @@ class Clock:
         self.wall_s += time.monotonic()
         self.longest_s = max(self.longest_s, self.wall_s - self.cpu_s - self.queued_s - self._before_s)
 
-    @property
-    def blocked_s(self) -> float:
-        """Time neither running nor waiting for a processor: for a thread that never blocks, the wait for the lock."""
-        return max(0.0, self.wall_s - self.cpu_s - self.queued_s)
+    def describe(self) -> Spec:
+        """Returns its figures. Who neither runs nor waits for a processor, and never blocks, waits for the lock."""
+        blocked_s = max(0.0, self.wall_s - self.cpu_s - self.queued_s)
+        return {"lock_wait_s": blocked_s, "longest_s": self.longest_s, "python_s": self.wall_s}
 
 
 def _read_schedstat(path: Path) -> tuple[float, float]:
@@ -157,13 +158,10 @@ def busy(spec: Spec, rank: int, ranks: int) -> Spec:
             threads |= _read_threads()
         seconds = time.monotonic() - began
         waited_s = loader.metrics()["odb/data_wait_s"] - waited_before
-    return {
+    return clock.describe() | {
         "seconds": seconds,
         "steps": steps,
         "rounds": round_ - first_round,
-        "lock_wait_s": clock.blocked_s,
-        "longest_s": clock.longest_s,
-        "python_s": clock.wall_s,
         "data_wait_s": waited_s,
         "asking_cpu_s": asking_cpu_s,
         "threads": {name: seconds - threads_before.get(name, 0.0) for name, seconds in threads.items()},
@@ -186,13 +184,7 @@ def _control(kind: str, turns: int) -> Spec:
         _train(turns, clock)
     seconds = time.monotonic() - began
     is_over.set()
-    return {
-        "seconds": seconds,
-        "steps": steps,
-        "lock_wait_s": clock.blocked_s,
-        "longest_s": clock.longest_s,
-        "python_s": clock.wall_s,
-    }
+    return clock.describe() | {"seconds": seconds, "steps": steps}
 
 
 def first(spec: Spec, rank: int, ranks: int) -> Spec:
@@ -220,85 +212,67 @@ def first(spec: Spec, rank: int, ranks: int) -> Spec:
 # The tables --------------------------------------------------------------------------------------------------------------
 
 
-def measure_process(windows: tuple[int, ...], say: Callable[[str], None]) -> Spec:
-    """Returns all figures on two ranks: by window and number of workers, the controls, and the first step."""
-    found: Spec = {"busy": {}, "control": {}, "first": {}}
-    for kind in ("alone", "rival"):
-        say(f"training process, control: {kind}")
-        found["control"][kind] = [rank.found for rank in launch("busy", {"control": kind}, limit_s=LIMIT_S)]
-    for window in windows:
-        for workers in (WORKERS, 0):
-            say(f"training process, window {window}, {workers} workers")
-            results = launch("busy", {"window": window, "workers": workers}, ranks=2, limit_s=LIMIT_S)
-            found["busy"][f"{window} {workers}"] = [rank.found for rank in results]
-    for name, spec in (
-        ("fill", {"kind": "fill"}),
-        ("ours", {"kind": "ours", "options": {}}),
-        *((f"ramp {rounds}", {"kind": "ours", "options": {"ramp_rounds": rounds}}) for rounds in RAMPS),
-    ):
-        say(f"first step, {name}")
-        results = launch("first", {"window": 1024, "workers": WORKERS, **spec}, ranks=2, limit_s=LIMIT_S)
-        found["first"][name] = [rank.found for rank in results]
-    return found
+def _measure(job: str, title: str, spec: Spec, ranks: int = 2) -> list[Spec]:
+    say(f"training process, {title}")
+    return [rank.found for rank in launch(job, spec, ranks=ranks, limit_s=LIMIT_S)]
 
 
-def print_process(found: Spec) -> int:
-    """Prints two tables, and returns 1 if a job failed."""
-    if has_failures(item for part in found.values() for runs in part.values() for item in runs):
-        return 1
-    rows = [
-        [f"control: {'no other thread' if kind == 'alone' else 'a thread that runs Python'}", *_show_shares(runs)]
-        for kind, runs in found["control"].items()
-    ]
-    rows += [[_name(key), *_show_shares(runs)] for key, runs in found["busy"].items()]
+def run(_options: Namespace) -> bool:
+    """Prints all figures on two ranks: by window and number of workers, the controls, and the first step. Returns False if a
+    job failed.
+    """
+    controls = {
+        title: _measure("busy", title, {"control": kind}, ranks=1)
+        for title, kind in (("control: no other thread", "alone"), ("control: a thread that runs Python", "rival"))
+    }
+    found = {
+        title: _measure("busy", title, {"window": window, "workers": workers})
+        for window, workers in product((256, 1024, 8192), (WORKERS, 0))
+        for title in [f"window {window}, {workers} workers"]
+    }
+    starts: dict[str, Spec] = {
+        "a plain DataLoader has read a window of samples": {"kind": "fill"},
+        "first step, as it is set": {"kind": "ours", "options": {}},
+    } | {f"first step, ramp_rounds={rounds}": {"kind": "ours", "options": {"ramp_rounds": rounds}} for rounds in RAMPS}
+    begun = {
+        title: _measure("first", title, {"window": 1024, "workers": WORKERS, **spec}) for title, spec in starts.items()
+    }
+    if has_failures(item for part in (controls, found, begun) for runs in part.values() for item in runs):
+        return False
     print_table(
         f"The process that trains, 2 ranks, steps of {STEP_S * 1000:g} ms, half of it Python: shares of the wall time "
         "(mean of ranks)",
         ["", "steps", "waits for the lock", "of its Python time", "longest (ms)", "waits for data"],
-        rows,
+        [[title, *_show_shares(runs)] for title, runs in (controls | found).items()],
     )
     print_table(
         "Processor time of the loader in the process that trains: at most what it holds the lock for (us, mean of ranks)",
         ["", "threads, a round", "threads, a step", "next(), a step", f"share of a {STEP_S * 1000:g} ms step"],
-        [[_name(key), *_show_costs(runs)] for key, runs in found["busy"].items()],
+        [[title, *_show_costs(runs)] for title, runs in found.items()],
     )
-    names = {
-        "fill": "a plain DataLoader has read a window of samples",
-        "ours": "first step, as it is set",
-    } | {f"ramp {rounds}": f"first step, ramp_rounds={rounds}" for rounds in RAMPS}
     print_table(
         f"The first step: window 1,024, {SLOW_SAMPLE_S * 1000:g} ms a sample, {WORKERS} workers (s, of 2 ranks)",
         ["", "seconds"],
-        [[names[name], str(Spread.of(item["first_s"] for item in runs))] for name, runs in found["first"].items()],
+        [[title, Spread.of(item["first_s"] for item in runs)] for title, runs in begun.items()],
     )
-    return 0
-
-
-def _name(key: str) -> str:
-    window, workers = key.split()
-    return f"window {window}, {workers} workers"
+    return True
 
 
 def _mean(runs: list[Spec], compute: Callable[[Spec], float]) -> float:
     return sum(map(compute, runs)) / len(runs)
 
 
-def _show_shares(runs: list[Spec]) -> list[str]:
+def _show_shares(runs: list[Spec]) -> list[object]:
     lock = _mean(runs, lambda item: item["lock_wait_s"] / item["seconds"])
     python = _mean(runs, lambda item: item["lock_wait_s"] / item["python_s"])
-    data = _mean(runs, lambda item: item["data_wait_s"] / item["seconds"]) if "data_wait_s" in runs[0] else None
-    steps = str(runs[0]["steps"])
     longest_s = _mean(runs, lambda item: item["longest_s"])
-    return [steps, f"{lock:.2%}", f"{python:.2%}", f"{longest_s * 1e3:.1f}", "-" if data is None else f"{data:.2%}"]
+    has_loader = "data_wait_s" in runs[0]
+    data = f"{_mean(runs, lambda item: item['data_wait_s'] / item['seconds']):.2%}" if has_loader else None
+    return [runs[0]["steps"], f"{lock:.2%}", f"{python:.2%}", f"{longest_s * 1e3:.1f}", data]
 
 
 def _show_costs(runs: list[Spec]) -> list[str]:
     by_round = _mean(runs, lambda item: sum(item["threads"].values()) / max(1, item["rounds"]))
     by_step = _mean(runs, lambda item: sum(item["threads"].values()) / item["steps"])
     asking = _mean(runs, lambda item: item["asking_cpu_s"] / item["steps"])
-    return [
-        f"{by_round * 1e6:,.0f}",
-        f"{by_step * 1e6:,.0f}",
-        f"{asking * 1e6:,.0f}",
-        f"{(by_step + asking) / STEP_S:.2%}",
-    ]
+    return [*(f"{cost_s * 1e6:,.0f}" for cost_s in (by_round, by_step, asking)), f"{(by_step + asking) / STEP_S:.2%}"]

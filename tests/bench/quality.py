@@ -8,27 +8,27 @@ critical tokens, and its physical limit is 1. Nothing is timed, so the figures a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Final
 
-from odb_sim.engine.metrics import Summary
-from odb_sim.inputs.lengths import Lengths, list_bundled_names, load_lengths
+import numpy as np
+from odb_sim.engine.metrics import StepRow, Summary
+from odb_sim.inputs.lengths import Integers, Lengths, list_bundled_names, load_lengths
 from odb_sim.inputs.workload import Sharding, Workload, build_workload
-from odb_sim.studies.runs import Result, Run, run
+from odb_sim.studies.runs import Result, Run
+from odb_sim.studies.runs import run as simulate
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import choose_ramp
-from tests.bench.losses import compute_full_efficiency, compute_losses, count_fewest_steps
-from tests.bench.report import print_table
+from tests.bench.report import print_table, say
 
 BUDGET_TOKENS: Final = 12_288
 RANKS: Final = (8, 64)
 MANY_RANKS: Final = 512
 WINDOWS: Final = (256, 1024)
-RULE: Final = "odb"
-"""The target rule that is judged by default."""
 LONG: Final = 8
 """The windows per rank in an epoch that is judged as a long one."""
 EPOCHS: Final = (1, 2, 3, 5, 8, 20, 50)
@@ -45,8 +45,7 @@ class Way:
     """A way to form batches."""
 
     name: str
-    policy: str = ""
-    """Empty for the target rule that is judged."""
+    policy: str = "odb"
     layout: Layout = Layout.PADDED
     sharding: Sharding = Sharding.EVEN
 
@@ -91,10 +90,12 @@ class Miss:
     way: Way = PADDED
 
 
-def measure_quality(say: Callable[[str], None], *, is_full: bool = False, rule: str = RULE) -> Found:
-    """Returns every cell of long epochs in every way, and the shorter and longer ones in our way and the peer's."""
+def run(options: Namespace) -> bool:
+    """Measures every cell of long epochs in every way, and the shorter and longer ones in our way and the peer's. Prints the
+    tables, and the missed goals. Returns True if none is missed.
+    """
     found: Found = {}
-    ranks = (*RANKS, MANY_RANKS) if is_full else RANKS
+    ranks = (*RANKS, MANY_RANKS) if options.full else RANKS
     for trace in list_bundled_names():
         lengths = load_lengths(trace)
         for count, window, windows in product(ranks, WINDOWS, EPOCHS):
@@ -102,12 +103,9 @@ def measure_quality(say: Callable[[str], None], *, is_full: bool = False, rule: 
                 continue
             cell = Cell(trace, count, window, windows)
             say(str(cell))
-            found[cell] = {way.name: _simulate(cell, lengths, way, rule).summary for way in _list_ways(windows)}
-    return found
-
-
-def _list_ways(windows: int) -> Sequence[Way]:
-    return WAYS if windows == LONG else (PADDED, PEER)
+            ways = WAYS if windows == LONG else (PADDED, PEER)
+            found[cell] = {way.name: _simulate(cell, lengths, way).summary for way in ways}
+    return print_quality(found)
 
 
 def _build(cell: Cell, lengths: Lengths, way: Way) -> Workload:
@@ -115,11 +113,11 @@ def _build(cell: Cell, lengths: Lengths, way: Way) -> Workload:
     return build_workload(lengths, ranks=cell.ranks, samples=samples, sharding=way.sharding)
 
 
-def _simulate(cell: Cell, lengths: Lengths, way: Way, rule: str) -> Result:
-    return run(
+def _simulate(cell: Cell, lengths: Lengths, way: Way) -> Result:
+    return simulate(
         Run(
             workload=_build(cell, lengths, way),
-            policy=way.policy or rule,
+            policy=way.policy,
             budget_tokens=BUDGET_TOKENS,
             window_samples=cell.window,
             layout=way.layout,
@@ -128,8 +126,7 @@ def _simulate(cell: Cell, lengths: Lengths, way: Way, rule: str) -> Result:
     )
 
 
-def print_quality(found: Mapping[Cell, Mapping[str, Summary]], *, rule: str = RULE) -> bool:
-    """Prints the tables, and the missed goals. Returns True if none is missed. ``rule`` is the rule that was measured."""
+def print_quality(found: Found) -> bool:
     long = {cell: ways for cell, ways in found.items() if cell.windows == LONG}
     print_table(
         f"Efficiency of epochs of {LONG} windows, budget {BUDGET_TOKENS:,} (trace, ranks x window); 1 is the limit",
@@ -150,25 +147,23 @@ def print_quality(found: Mapping[Cell, Mapping[str, Summary]], *, rule: str = RU
     for miss in missed:
         print(f"  {miss.text}")
     if missed:
-        _print_losses([(miss.cell, miss.way) for miss in missed if miss.cell is not None], rule)
+        _print_losses([(miss.cell, miss.way) for miss in missed if miss.cell is not None])
     return not missed
 
 
-def _print_losses(epochs: Sequence[tuple[Cell, Way]], rule: str) -> None:
+def _print_losses(epochs: Sequence[tuple[Cell, Way]]) -> None:
     """Prints what the epochs that miss a goal lose and where, and what no rule could save."""
     rows = []
     for cell, way in dict.fromkeys(epochs):
         lengths = load_lengths(cell.trace)
         tokens = _build(cell, lengths, way).tokens
-        steps = _simulate(cell, lengths, way, rule).rows
+        steps = _simulate(cell, lengths, way).rows
         ramp = choose_ramp(cell.window, cell.window * cell.windows)
         losses = compute_losses(steps, ranks=cell.ranks, ramp_rounds=ramp)
         fewest = count_fewest_steps(tokens, ranks=cell.ranks, budget_tokens=BUDGET_TOKENS)
         full = compute_full_efficiency(tokens, ranks=cell.ranks, budget_tokens=BUDGET_TOKENS)
         shares = [f"{100 * share:.1f}" for share in asdict(losses).values()]
-        rows.append(
-            [f"{cell}, {cell.windows} windows, {way.name}", *shares, str(len(steps)), str(fewest), f"{full:.3f}"]
-        )
+        rows.append([f"{cell}, {cell.windows} windows, {way.name}", *shares, len(steps), fewest, f"{full:.3f}"])
     print_table(
         "Where they lose, in % of ranks x critical tokens; the fewest steps there can be, and the efficiency of full ones",
         ["cell", "ramp", "middle", "ending", "padding", "waiting", "steps", "fewest", "if full"],
@@ -176,7 +171,7 @@ def _print_losses(epochs: Sequence[tuple[Cell, Way]], rule: str) -> None:
     )
 
 
-def _format_ratio(found: Mapping[Cell, Mapping[str, Summary]], cell: Cell, windows: int) -> str:
+def _format_ratio(found: Found, cell: Cell, windows: int) -> str:
     return f"{_compute_ratio(found[Cell(cell.trace, cell.ranks, cell.window, windows)]):.2f}"
 
 
@@ -185,7 +180,7 @@ def _compute_ratio(ways: Mapping[str, Summary]) -> float:
     return ways[PADDED.name].excess / ways[PEER.name].excess
 
 
-def _list_missed(found: Mapping[Cell, Mapping[str, Summary]]) -> list[Miss]:
+def _list_missed(found: Found) -> list[Miss]:
     missed = []
     ratios = []
     for cell, ways in found.items():
@@ -212,8 +207,65 @@ def _list_missed(found: Mapping[Cell, Mapping[str, Summary]]) -> list[Miss]:
     return missed
 
 
-def encode(found: Mapping[Cell, Mapping[str, Summary]]) -> list[dict[str, object]]:
-    return [
-        {**asdict(cell), "ways": {name: summary.to_json() for name, summary in ways.items()}}
-        for cell, ways in found.items()
-    ]
+# Where batches that are not full lose efficiency -----------------------------------------------------------------------------
+#
+# Efficiency has no bound below 1 that would excuse a rule. It counts what steps waste, not how many steps there are, and small
+# batches waste little. Single samples, with the longest of every rank together, waste hardly anything. So the tables also show
+# the fewest steps that an epoch needs, and its efficiency if all of them were full.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """Lost shares of ranks times critical tokens. Both ``ramp + middle + ending`` and ``padding + waiting`` add up to 1
+    with the efficiency.
+    """
+
+    ramp: float
+    """Lost in the rounds with small windows."""
+    middle: float
+    """Lost in the rounds with whole windows."""
+    ending: float
+    """Lost in the last round, which emits everything left."""
+    padding: float
+    """Lost inside batches."""
+    waiting: float
+    """Lost by ranks that wait for one with a larger batch."""
+
+
+def compute_losses(rows: Sequence[StepRow], *, ranks: int, ramp_rounds: int) -> Losses:
+    """Returns the losses of an epoch of at least one step."""
+    whole = ranks * sum(row.critical_tokens for row in rows)
+    last = rows[-1].round
+    ending = [row for row in rows if row.round == last]
+    ramp = [row for row in rows if row.round < min(ramp_rounds, last)]
+    middle = [row for row in rows if ramp_rounds <= row.round < last]
+    ramp_lost, middle_lost, ending_lost = (
+        sum(ranks * row.critical_tokens - row.real_tokens for row in part) / whole for part in (ramp, middle, ending)
+    )
+    return Losses(
+        ramp=ramp_lost,
+        middle=middle_lost,
+        ending=ending_lost,
+        padding=sum(row.padded_tokens - row.real_tokens for row in rows) / whole,
+        waiting=sum(ranks * row.critical_tokens - row.padded_tokens for row in rows) / whole,
+    )
+
+
+def count_fewest_steps(tokens: Integers, *, ranks: int, budget_tokens: int) -> int:
+    """Returns a lower bound on the steps of an epoch of these samples, for any way of forming batches, in either layout.
+
+    A sample over the budget is a batch by itself, no other batch exceeds the budget, and no step has more batches than
+    there are ranks.
+    """
+    is_over = tokens > budget_tokens
+    batches = int(np.count_nonzero(is_over)) - (-int(tokens[~is_over].sum()) // budget_tokens)
+    return -(-batches // ranks)
+
+
+def compute_full_efficiency(tokens: Integers, *, ranks: int, budget_tokens: int) -> float:
+    """Returns the efficiency of the fewest steps if each, including the last, takes as long as a full batch.
+
+    It is meaningless if a sample exceeds the budget.
+    """
+    steps = count_fewest_steps(tokens, ranks=ranks, budget_tokens=budget_tokens)
+    return int(tokens.sum()) / (ranks * budget_tokens * steps)

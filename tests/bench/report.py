@@ -1,8 +1,9 @@
-"""Figures of several repetitions, and tables to print them in."""
+"""Figures of several repetitions, progress, and tables."""
 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,9 +27,6 @@ class Spread:
         if self.least == self.greatest:
             return format_number(self.median)
         return f"{format_number(self.median)} ({format_number(self.least)} to {format_number(self.greatest)})"
-
-    def to_json(self) -> dict[str, float]:
-        return {"min": self.least, "median": self.median, "max": self.greatest}
 
 
 def compute_ratios(ours: Sequence[float], others: Sequence[float]) -> Spread | None:
@@ -54,8 +52,16 @@ def has_failures(jobs: Iterable[Mapping[str, Any]]) -> bool:
     return bool(errors)
 
 
-def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table in plain text. The first column is left-aligned."""
+def say(text: str) -> None:
+    """Prints a line of progress, on a terminal only, in place of the one before."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def print_table(title: str, header: Sequence[str], table: Iterable[Sequence[object]]) -> None:
+    """Prints a table in plain text, in place of the progress. The first column is left-aligned. None is a dash."""
+    say("")
+    rows = [["-" if cell is None else str(cell) for cell in row] for row in table]
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     print(f"\n{title}")
     for row in (header, ["-" * width for width in widths], *rows):

@@ -6,18 +6,18 @@ Loaders take turns inside each repetition, and a ratio compares two jobs of the 
 
 from __future__ import annotations
 
-import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Final
 
 from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.types import Sample
 from tests.bench.cases import has_peer
 from tests.bench.data import compute_shards
 from tests.bench.launch import Rank, launch
-from tests.bench.report import Spread, compute_ratios, print_table
+from tests.bench.report import Spread, compute_ratios, print_table, say
 
 TRACE: Final = "mm_mix_real"
 BUDGET_TOKENS: Final = 8192
@@ -25,8 +25,23 @@ WINDOW_SAMPLES: Final = 256
 WORKERS: Final = 2
 SAMPLES_PER_RANK: Final = 2000
 LIMIT_S: Final = 120.0
+KINDS: Final = ("ours", "plain", "peer") if has_peer() else ("ours", "plain")
+"""The loaders that can be measured here, in the order of their turns."""
 
-Figures = dict[str, Any]
+
+def run(options: Namespace) -> bool:
+    """Prints all tables. Returns True if none of our runs failed."""
+    samples, trace = options.samples, options.trace
+    found = []
+    for ranks in (1, 2):
+        found.append(measure(ranks, KINDS, options.times, samples, WINDOW_SAMPLES, trace))
+        print_speed(found[-1], samples, trace)
+    optimum = compute_optimum(2, samples, trace)
+    print_quality(found[-1], optimum, WINDOW_SAMPLES, trace)
+    if options.full:
+        found.append(measure(2, [kind for kind in KINDS if kind != "plain"], 1, samples, 1024, trace))
+        print_quality(found[-1], optimum, 1024, trace)
+    return not any(runs["ours"].troubles for runs in found)
 
 
 @dataclass(slots=True)
@@ -61,32 +76,22 @@ class Runs:
         self.efficiency.append(sum(sum(item["real"]) for item in found) / (self.ranks * critical))
 
 
-def make_spec(kind: str, ranks: int, samples: int, window: int, trace: str = TRACE, **more: Any) -> Figures:
-    """Returns the job of one loader."""
-    spec = {"kind": kind, "trace": trace, "shards": [samples] * ranks, "budget": BUDGET_TOKENS, "window": window}
-    return {**spec, "workers": WORKERS, "batch": 15, **more}
-
-
 def measure(
-    ranks: int, kinds: Sequence[str], repetitions: int, samples: int, window: int, trace: str = TRACE
+    ranks: int, kinds: Sequence[str], repetitions: int, samples: int, window: int, trace: str
 ) -> dict[str, Runs]:
     """Runs all loaders in turn, ``repetitions`` times. A plain DataLoader's batches hold the samples of our previous ones."""
     runs = {kind: Runs(kind, ranks) for kind in kinds}
-    batch = {}
+    spec = {
+        "trace": trace, "shards": [samples] * ranks, "budget": BUDGET_TOKENS, "window": window, "workers": WORKERS,
+        "batch": 15,
+    }  # fmt: skip
     for repetition in range(repetitions):
         for kind in kinds:
             say(f"{ranks} ranks, window {window}, {kind}, {repetition + 1} of {repetitions}")
-            spec = make_spec(kind, ranks, samples, window, trace, **batch)
-            runs[kind].add(launch("epoch", spec, ranks=ranks, limit_s=LIMIT_S))
+            runs[kind].add(launch("epoch", spec | {"kind": kind}, ranks=ranks, limit_s=LIMIT_S))
             if kind == "ours" and runs[kind].steps:
-                batch = {"batch": round(samples / runs[kind].steps[-1])}
+                spec["batch"] = round(samples / runs[kind].steps[-1])
     return runs
-
-
-def say(text: str) -> None:
-    """Prints a line of progress, on a terminal only."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def compute_optimum(ranks: int, samples: int, trace: str) -> int:
@@ -105,11 +110,8 @@ def print_speed(runs: dict[str, Runs], samples: int, trace: str) -> None:
         if kind not in runs:
             continue
         other = runs[kind]
-        speed = compute_ratios(ours.samples_per_s, other.samples_per_s)
-        first = compute_ratios(ours.first_s, other.first_s)
-        later = compute_ratios(ours.later_per_s, other.later_per_s)
         trouble = f"{len(other.troubles)} failed: {other.troubles[0][:80]}" if other.troubles else ""
-        rows.append([f"ours / {name}", *map(_show, (speed, first, later)), trouble])
+        rows.append([f"ours / {name}", *_compare(runs, kind, "samples_per_s", "first_s", "later_per_s"), trouble])
     print_table(
         f"Loader, {ours.ranks} rank(s) of {samples:,} samples of {trace}, {WORKERS} workers each, {len(ours.steps)} "
         "repetitions: median (least to greatest)",
@@ -120,41 +122,24 @@ def print_speed(runs: dict[str, Runs], samples: int, trace: str) -> None:
         print(f"  ours: {trouble}")
 
 
-def _show(spread: Spread | None) -> str:
-    return "-" if spread is None else str(spread)
+def _compare(runs: dict[str, Runs], kind: str, *names: str) -> list[Spread | None]:
+    return [compute_ratios(getattr(runs["ours"], name), getattr(runs[kind], name)) for name in names]
 
 
 def print_quality(runs: dict[str, Runs], optimum: int, window: int, trace: str) -> None:
     """Prints steps, critical tokens and efficiency."""
-    rows = [
-        [kind, _show_all(found.steps), _show_all(found.critical_tokens), _show_all(found.efficiency)]
+    names = ("steps", "critical_tokens", "efficiency")
+    rows: list[list[object]] = [
+        [kind, *(Spread.of(getattr(found, name)) for name in names)]
         for kind, found in runs.items()
         if found.steps and kind != "plain"
     ]
     if len(rows) == 2:
-        ours, peer = runs["ours"], runs["peer"]
-        ratios = [
-            compute_ratios(mine, other)
-            for mine, other in (
-                (ours.steps, peer.steps),
-                (ours.critical_tokens, peer.critical_tokens),
-                (ours.efficiency, peer.efficiency),
-            )
-        ]
-        rows.append(["ours / peer", *map(_show, ratios)])
-    rows.append(["all lengths known", str(optimum), "", ""])
+        rows.append(["ours / peer", *_compare(runs, "peer", *names)])
+    rows.append(["all lengths known", optimum, "", ""])
     print_table(
         f"Batches, {runs['ours'].ranks} ranks, {trace}, budget {BUDGET_TOKENS}, window {window} "
         f"(the peer's: prefetch_factor {window // WORKERS} x {WORKERS} workers)",
         ["", "steps", "critical tokens", "efficiency"],
         rows,
     )
-
-
-def _show_all(values: Sequence[float]) -> str:
-    return _show(Spread.of(values) if values else None)
-
-
-def list_kinds() -> list[str]:
-    """Returns the loaders that can be measured here, in the order of their turns."""
-    return ["ours", "plain", "peer"] if has_peer() else ["ours", "plain"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +12,18 @@ from odb_sim.studies.runs import Result, Run, run
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.offer import Offer
-from tests.bench.losses import compute_full_efficiency, compute_losses, count_fewest_steps
-from tests.bench.quality import BUDGET_TOKENS, LONG, PADDED, PEER, Cell, Miss, _list_missed, _simulate
+from tests.bench.quality import (
+    BUDGET_TOKENS,
+    LONG,
+    PADDED,
+    PEER,
+    Cell,
+    Miss,
+    _list_missed,
+    compute_full_efficiency,
+    compute_losses,
+    count_fewest_steps,
+)
 
 RANKS = 4
 
@@ -94,9 +103,3 @@ def test_a_goal_is_missed_by_the_epoch_that_misses_it() -> None:
     missed = _list_missed({cell: {PADDED.name: bad, PEER.name: good}})
     assert [miss.cell for miss in missed] == [cell, cell, None]
     assert missed[0] == Miss("gsm8k, 2 x 256, 9 windows: behind the peer, 4.00 of its excess", cell)
-
-
-def test_the_rule_that_is_asked_for_is_judged_and_the_peer_stays_the_peer() -> None:
-    rule = f"{Path(__file__).parents[2] / 'examples' / 'rules' / 'eager.py'}:EagerRule"
-    cell, lengths = Cell("gsm8k", 2, 256, 1), load_lengths("gsm8k")
-    assert [_simulate(cell, lengths, way, rule).summary.policy for way in (PADDED, PEER)] == ["eager", "peer"]

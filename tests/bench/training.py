@@ -8,10 +8,11 @@ our first steps are compared with those of one process that gets the samples of 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, pairwise, product, zip_longest
 from typing import Any, Final
 
 import torch
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, Subset
 
 from tests.bench.cases import has_peer
 from tests.bench.launch import Rank, launch
-from tests.bench.report import compute_ratios, print_table
+from tests.bench.report import compute_ratios, print_table, say
 from tests.helpers.options import nested
 
 SHARDS: Final = (300, 100)
@@ -173,23 +174,28 @@ def list_samples(batch: Any) -> Iterator[Ids]:
 # Beside each other ---------------------------------------------------------------------------------------------------------
 
 
-def measure_training(repetitions: int, say: Callable[[str], None]) -> dict[str, Training]:
-    """Trains in every way, in turn, ``repetitions`` times."""
+def run(options: Namespace) -> bool:
+    """Trains in every way, in turn, and prints the table. Returns True if our losses are those of one process."""
     found = {kind: Training() for kind in KINDS if kind != "peer" or has_peer()}
-    for repetition in range(repetitions):
-        for kind, training in found.items():
-            say(f"training, {kind}, {repetition + 1} of {repetitions}")
-            spec = {
-                "kind": kind,
-                "shards": SHARDS,
-                "max_tokens": MAX_TOKENS,
-                "budget": BUDGET_TOKENS,
-                "window": WINDOW_SAMPLES,
-                "workers": WORKERS,
-                "learning_rate": LEARNING_RATE,
-            }
-            _add(training, kind, launch("learn", spec, ranks=len(SHARDS), limit_s=LIMIT_S))
-    return found
+    for repetition, (kind, training) in product(range(options.times), found.items()):
+        say(f"training, {kind}, {repetition + 1} of {options.times}")
+        spec = {
+            "kind": kind, "shards": SHARDS, "max_tokens": MAX_TOKENS, "budget": BUDGET_TOKENS, "window": WINDOW_SAMPLES,
+            "workers": WORKERS, "learning_rate": LEARNING_RATE,
+        }  # fmt: skip
+        _add(training, kind, launch("learn", spec, ranks=len(SHARDS), limit_s=LIMIT_S))
+    rows = []
+    for kind, training in found.items():
+        ratios = compute_ratios(found["packed"].samples_per_s, training.samples_per_s)
+        difference = None if training.difference is None else f"{training.difference:.1e}"
+        rows.append([kind, training.trouble or training.steps, f"{training.efficiency:.3f}", ratios, difference])
+    print_table(
+        f"Training on real text, {len(SHARDS)} ranks of {SHARDS} samples, budget {BUDGET_TOKENS}",
+        ["", "steps", "efficiency", "samples/s: packed / this", "loss against one process"],
+        rows,
+    )
+    ours = [found[kind] for kind in ("packed", "padded")]
+    return all(item.difference is not None and item.difference < TOLERANCE for item in ours)
 
 
 def _add(training: Training, kind: str, results: Sequence[Rank]) -> None:
@@ -229,27 +235,3 @@ def compare_losses(ranks: Sequence[Sequence[tuple[int, list[Ids], float]]]) -> f
         optimizer.step()
         worst = max(worst, abs(sum(loss for *_, loss in row) - total) / total)
     return worst
-
-
-def print_training(found: dict[str, Training]) -> bool:
-    """Prints the table. Returns True if our losses are those of one process."""
-    base = found["packed"].samples_per_s
-    rows = []
-    for kind, training in found.items():
-        ratios = compute_ratios(base, training.samples_per_s)
-        rows.append(
-            [
-                kind,
-                training.trouble or str(training.steps),
-                f"{training.efficiency:.3f}",
-                "-" if ratios is None else str(ratios),
-                "-" if training.difference is None else f"{training.difference:.1e}",
-            ]
-        )
-    print_table(
-        f"Training on real text, {len(SHARDS)} ranks of {SHARDS} samples, budget {BUDGET_TOKENS}",
-        ["", "steps", "efficiency", "samples/s: packed / this", "loss against one process"],
-        rows,
-    )
-    ours = [found[kind] for kind in ("packed", "padded")]
-    return all(item.difference is not None and item.difference < TOLERANCE for item in ours)

@@ -14,8 +14,10 @@ from __future__ import annotations
 import heapq
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -28,7 +30,7 @@ from odb_ref.core.batching.updates import PADDING_SHARE, compute_portion, count_
 from odb_ref.core.types import make_sample
 from tests.bench.data import Texts, collate, compute_shards
 from tests.bench.launch import launch
-from tests.bench.report import Spread, compute_ratios, print_table
+from tests.bench.report import Spread, compute_ratios, print_table, say
 from tests.helpers.options import nested
 
 Spec = dict[str, Any]
@@ -73,7 +75,7 @@ class Dealing:
         return "a long sample" if self.longest > LONG else "MISSED"
 
 
-def measure_dealing(say: Callable[[str], None]) -> list[Dealing]:
+def measure_dealing() -> list[Dealing]:
     """Measures every trace, size and layout."""
     found = []
     for trace in list_bundled_names():
@@ -160,27 +162,23 @@ STEP_COSTS: Final = {0.05: False, 0.3: True}
 SHARES: Final = (16, 8, 4, 2)
 
 
-def measure_shares() -> dict[str, list[list[float]]]:
-    """Returns the speed-up over fixed batches at the same updates (16 samples on each of 8 ranks), by trace, cost and share."""
-    found: dict[str, list[list[float]]] = {}
+def measure_shares() -> dict[str, list[float]]:
+    """Returns the speed-ups over fixed batches at the same updates (16 samples on each of 8 ranks), by cost and share."""
+    found: dict[str, list[float]] = {}
     for trace in list_bundled_names():
         lengths = list(map(int, load_lengths(trace).tokens))
         budget, choose = ROWS * max(lengths), random.Random(f"{trace}816")
         updates = [choose.choices(lengths, k=128) for _ in range(16)]
-        found[trace] = [[0.0] * len(SHARES) for _ in STEP_COSTS]
-        for row, (cost, is_waiting) in zip(found[trace], STEP_COSTS.items(), strict=True):
-            fixed = sum(
-                add_up(
-                    [[max(own[i : i + ROWS]) * ROWS for i in range(0, 16, ROWS)] for own in deal_by_rank(update, 8)],
-                    budget,
-                    cost,
-                    is_waiting=is_waiting,
-                )
-                for update in updates
+        fixed = [
+            [[max(own[i : i + ROWS]) * ROWS for i in range(0, 16, ROWS)] for own in deal_by_rank(update, 8)]
+            for update in updates
+        ]
+        for (cost, is_waiting), share in product(STEP_COSTS.items(), SHARES):
+            ours = (form_steps(deal_by_load(update, 8), Layout.PADDED, budget, share) for update in updates)
+            mine, theirs = (
+                sum(add_up(steps, budget, cost, is_waiting=is_waiting) for steps in each) for each in (ours, fixed)
             )
-            for place, share in enumerate(SHARES):
-                ours = (form_steps(deal_by_load(update, 8), Layout.PADDED, budget, share) for update in updates)
-                row[place] = fixed / sum(add_up(steps, budget, cost, is_waiting=is_waiting) for steps in ours)
+            found.setdefault(trace, []).append(theirs / mine)
     return found
 
 
@@ -239,7 +237,7 @@ def race(spec: Spec, rank: int, ranks: int) -> Spec:
     return found
 
 
-def measure_race(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
+def measure_race(repetitions: int) -> dict[str, Any]:
     """Returns by source and way what `race` measured on the first rank.
 
     Raises: RuntimeError when a rank failed.
@@ -269,25 +267,16 @@ def print_race(figures: dict[str, Any]) -> bool:
             is_good &= not is_slow
             first = Spread.of(first for _, _, first in mine)
             rate = Spread.of(found["samples"] / seconds for seconds, _, _ in mine)
-            rows.append([source, name, str(rate), str(samples), str(Spread.of(paces[0])), str(steps), str(first)])
-            rows[-1].append("MISSED" if is_slow else "")
+            rows.append([source, name, rate, samples, Spread.of(paces[0]), steps, first, "MISSED" if is_slow else ""])
     title = f"Two ranks with two workers each, {UPDATE_SAMPLES} samples an update, {TRACE}, {BUDGET_TOKENS} tokens"
     header = ["source", "mode", "samples/s", "by free", "steps/s", "by free", "first step, s", ""]
     print_table(title, header, rows)
     return is_good
 
 
-def measure_updates(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
-    return {"dealing": measure_dealing(say), "shares": measure_shares(), "race": measure_race(repetitions, say)}
-
-
-def print_updates(figures: dict[str, Any]) -> bool:
-    """Prints both. Returns True if the goals are met."""
-    rows = [[trace, *(f"{gain:.2f}" for row in rows for gain in row)] for trace, rows in figures["shares"].items()]
-    header = ["trace", *(f"{cost:.0%}, 1/{share}" for cost in STEP_COSTS for share in SHARES)]
+def run(options: Namespace) -> bool:
+    """Prints all tables. Returns True if the goals are met."""
+    rows = [[trace, *(f"{gain:.2f}" for gain in gains)] for trace, gains in measure_shares().items()]
+    header = ["trace", *(f"{cost:.0%}, 1/{share}" for cost, share in product(STEP_COSTS, SHARES))]
     print_table("Over fixed batches at the same updates, by the cost of an empty step and padding_share", header, rows)
-    return print_dealing(figures["dealing"]) & print_race(figures["race"])
-
-
-def encode(figures: dict[str, Any]) -> dict[str, Any]:
-    return figures | {"dealing": [asdict(item) for item in figures["dealing"]]}
+    return print_dealing(measure_dealing()) & print_race(measure_race(options.times))

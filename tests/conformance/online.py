@@ -166,7 +166,7 @@ def run(question: Mapping[str, Json]) -> dict[str, Json]:
     checkpoints = None
     if after:
         first = World(configs, shards, schedule=_Until(after)).run()
-        checkpoints = [node.ledger.compute_checkpoint() for node in first.nodes]
+        checkpoints = first.save()
     faults = {fails["rank"]: (fails["in"], fails["round"])} if fails else None
     world = World(configs, shards, schedule=_Until(10**9), checkpoints=checkpoints, fails=faults).run()
     taken = [[step for step in node.taken if step.number >= after] for node in world.nodes]

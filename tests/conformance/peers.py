@@ -139,10 +139,7 @@ def plan_skyrl_all(question: Question) -> Plan:
     make_seq_packer = _load("skyrl", "skyrl/train/dataset/bin_packing.py").make_seq_packer
     ranks, lengths = len(question["lengths"]), _join(question)
     packer = make_seq_packer(
-        "first_fit_decreasing",
-        bin_capacity=question["terms"]["budget"],
-        min_bin_count=ranks,
-        bin_count_multiple=ranks,
+        "first_fit_decreasing", bin_capacity=question["terms"]["budget"], min_bin_count=ranks, bin_count_multiple=ranks
     )
     return _deal(packer.pack(lengths), ranks)
 

@@ -6,6 +6,7 @@ They do not consult the judge. If a change would break more than it should, a ru
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Any
 
 from odb_ref.conformance.asking import Exchange
@@ -54,12 +55,11 @@ def drop_a_sample(question: Question) -> Plan:
 
 def repeat_a_sample(question: Question) -> Plan:
     found = plan(question)
-    if is_plain(question):
-        for rank, own in enumerate(found):
-            for batch in own:
-                if batch and measure(question, rank, [*batch, batch[0]]) <= question["terms"]["budget"]:
-                    batch.append(batch[0])
-                    return found
+    for rank, own in enumerate(found if is_plain(question) else ()):
+        for batch in filter(None, own):
+            if measure(question, rank, [*batch, batch[0]]) <= question["terms"]["budget"]:
+                batch.append(batch[0])
+                return found
     return found
 
 
@@ -88,18 +88,12 @@ def forget_the_multiple(question: Question) -> Plan:
 
 def leave_one_empty(question: Question) -> Plan:
     found = plan(question)
-    for rank, own in enumerate(found):
-        for first in range(len(own)):
-            for second in range(first):
-                if (
-                    is_plain(question)
-                    and own[first]
-                    and own[second]
-                    and (measure(question, rank, own[first] + own[second]) <= question["terms"]["budget"])
-                ):
-                    own[second] += own[first]
-                    own[first] = []
-                    return found
+    for rank, own in enumerate(found if is_plain(question) else ()):
+        for one, other in combinations(filter(None, own), 2):
+            if measure(question, rank, one + other) <= question["terms"]["budget"]:
+                one.extend(other)
+                other.clear()
+                return found
     return found
 
 

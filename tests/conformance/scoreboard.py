@@ -61,6 +61,17 @@ def _verl(number: str, planner: str = "plan_verl", name: str = "", note: str = "
     )
 
 
+def _packer(name: str, planner: str, note: str, requirements: str) -> Peer:
+    """Returns a packer of all lengths in one place."""
+    return Peer(
+        name=name,
+        planner=f"tests.conformance.peers:{planner}",
+        requirements=requirements.split(),
+        without=f"{TERMS_ALL},plan_ranks,{NONSENSE}",
+        note=note,
+    )
+
+
 NONSENSE = "length-0,length-negative,beyond-64-bits"
 """Lengths that no trainer has."""
 EMPTY = "no-samples,one-rank-empty"
@@ -108,34 +119,20 @@ PEERS = (
         without=f"{TERMS_ALL.replace('oversize,', '')},plan_all,{NONSENSE},{ALONE}",
         note="`TokenBasedBatchIterator`'s steps; a sample beyond the budget travels alone",
     ),
-    Peer(
-        name="skyrl-0.3.0-sft",
-        planner="tests.conformance.peers:plan_skyrl_all",
-        requirements=("skyrl==0.3.0",),
-        without=f"{TERMS_ALL},plan_ranks,{NONSENSE}",
-        note="`first_fit_decreasing`, packs dealt out",
+    _packer("skyrl-0.3.0-sft", "plan_skyrl_all", "`first_fit_decreasing`, packs dealt out", "skyrl==0.3.0"),
+    _packer(
+        "trl-1.16.0",
+        "plan_trl",
+        '`pack_dataset("bfd")`, packs as a `DistributedSampler` deals them',
+        f"trl==1.16.0 {TRL_NEEDS}",
     ),
-    Peer(
-        name="trl-1.16.0",
-        planner="tests.conformance.peers:plan_trl",
-        requirements=("trl==1.16.0", *TRL_NEEDS.split()),
-        without=f"{TERMS_ALL},plan_ranks,{NONSENSE}",
-        note='`pack_dataset("bfd")`, packs as a `DistributedSampler` deals them',
+    _packer(
+        "binpacking-2.0.1",
+        "plan_binpacking",
+        "`to_constant_volume`, packs dealt out; it does not promise to refuse",
+        "binpacking==2.0.1",
     ),
-    Peer(
-        name="binpacking-2.0.1",
-        planner="tests.conformance.peers:plan_binpacking",
-        requirements=("binpacking==2.0.1",),
-        without=f"{TERMS_ALL},plan_ranks,{NONSENSE}",
-        note="`to_constant_volume`, packs dealt out; it does not promise to refuse",
-    ),
-    Peer(
-        name="prtpy-0.8.3",
-        planner="tests.conformance.peers:plan_prtpy",
-        requirements=("prtpy==0.8.3",),
-        without=f"{TERMS_ALL},plan_ranks,{NONSENSE}",
-        note="`first_fit.decreasing`, packs dealt out",
-    ),
+    _packer("prtpy-0.8.3", "plan_prtpy", "`first_fit.decreasing`, packs dealt out", "prtpy==0.8.3"),
     Peer(
         name="online-dynamic-batching-0.1.2",
         planner="tests.conformance.peers:plan_odb",

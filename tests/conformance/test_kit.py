@@ -27,6 +27,7 @@ from tests.helpers.capture import capture
 from tests.proofs.vectors import RULES_OF
 
 CASES = [*read_cases()]
+BY_ID = {case.id: case for case in CASES}
 PLANS = [case for case in CASES if case.kind in PLANNED and not case.problem.is_online]
 FILES = [path for path in sorted(VECTORS.glob("*.json")) if path.name != "schema.json"]
 NOT_HELD = "not-the-best"
@@ -59,9 +60,8 @@ def test_what_is_said_to_be_best_is_the_best() -> None:
     known = [case for case in CASES if case.kind in PLANNED and "count" in case.exact]
     assert len(known) > 50
     for case in known:
-        best = find_best(case.problem) or {
-            "count": compute_least(case.problem)
-        }  # a lower bound that is reached is the best
+        # A lower bound that is reached is the best.
+        best = find_best(case.problem) or {"count": compute_least(case.problem)}
         assert best == {name: case.exact[name] for name in ("count", "wait") if name in case.exact}
         assert case.exact.get("least_wait", best.get("wait")) == best.get("wait"), case.id  # a bound that is reached
 
@@ -74,11 +74,7 @@ def test_ours_keep_everything() -> None:
     """Spec: R13. In one place, and on ranks that exchange, of which each fails once."""
     verdicts = run_all(ask_here(plan_here), is_exact=True)
     assert [(verdict.case.id, verdict.faults) for verdict in verdicts if verdict.is_broken] == []
-    assert all(
-        verdict.is_asked
-        for verdict in verdicts
-        if verdict.case.kind in PLANNED and not verdict.case.record.get("changes")
-    )
+    assert all(verdict.is_asked for verdict in verdicts if not verdict.case.record.get("changes"))
     verdicts = run_all(ask_ranks(lambda _: plan_there), has_ranks=True)
     assert [(verdict.case.id, verdict.faults) for verdict in verdicts if verdict.is_broken] == []
     assert len(PLANS) < sum(verdict.is_asked for verdict in verdicts)
@@ -170,7 +166,7 @@ def test_the_command_judges_a_function() -> None:
 def test_the_command_finds_what_depends_on_the_hash_seed(only: str, tmp_path: Path) -> None:
     page, report = tmp_path / "page.html", tmp_path / "junit.xml"
     planner = "tests.conformance.planted:order_by_hash"
-    claimed = ["--without", ",".join(ONLINE), "--only", only]
+    claimed = ["--without", "online", "--only", only]
     found = run("--planner", planner, "--html", str(page), "--junit", str(report), *claimed)
     assert found.returncode == 1
     lines = found.stdout.splitlines()
@@ -194,9 +190,7 @@ for line in sys.stdin:
         plan = [[[index] for index in range(len(own))] + [[]] * (count - len(own)) for own in problem["lengths"]]
         print(json.dumps({"plan": plan}), flush=True)
 """
-UNKNOWN = (
-    ",".join(sorted(ONLINE)) + ",plan_all,multiple_of,at_most,at_least,short,oversize,together,pad_to,limits,order"
-)
+UNKNOWN = "online,plan_all,multiple_of,at_most,at_least,short,oversize,together,pad_to,limits,order"
 
 
 def test_the_command_judges_any_program(tmp_path: Path) -> None:
@@ -275,9 +269,8 @@ def test_a_program_that_closes_its_output_and_lives_on_has_ended() -> None:
     ],
 )
 def test_what_is_no_answer_when_asked_again_is_called_that(again: Answer, fault: str, words: str) -> None:
-    case = next(case for case in CASES if case.id == "uneven-needs")
     once = Answer(said={"plan": [[[0]], [[0]], [[0]]]})
-    verdict = judge(case, Judging(ask=lambda _: once, elsewhere=(lambda _: once, lambda _: again)))
+    verdict = judge(BY_ID["uneven-needs"], Judging(ask=lambda _: once, elsewhere=(lambda _: once, lambda _: again)))
     assert fault in verdict.faults
     assert words in verdict.says
 
@@ -314,16 +307,18 @@ def test_the_command_judges_the_ranks_of_any_program(tmp_path: Path) -> None:
     assert "one-rank-empty" not in found.stdout.replace("one-rank-empty-failing", "")
 
 
-def test_a_command_needs_one_planner(tmp_path: Path) -> None:
-    found = run()
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("", "one planner"),
+        ("--planner tests.conformance.ours:plan_here --vectors no/such", "no such cases"),
+        ("--planner tests.conformance.ours:plan_here --only dressing", "no case whose id holds 'dressing'"),
+    ],
+)
+def test_a_command_needs_one_planner_and_cases(arguments: str, said: str) -> None:
+    found = run(*arguments.split())
     assert found.returncode == 2
-    assert "one planner" in found.stderr
-    found = run("--planner", "tests.conformance.ours:plan_here", "--vectors", str(tmp_path))
-    assert found.returncode == 2
-    assert "no such cases" in found.stderr
-    found = run("--planner", "tests.conformance.ours:plan_here", "--only", "dressing")
-    assert found.returncode == 2
-    assert "no case whose id holds 'dressing'" in found.stderr
+    assert said in found.stderr
 
 
 def test_the_examples_of_the_page_are_right() -> None:
@@ -390,7 +385,7 @@ def test_what_is_wrong_is_said() -> None:
 
 
 def test_a_verdict_has_the_question_the_answer_and_what_is_wrong() -> None:
-    cases = [case for case in CASES if case.id in ("uneven-needs", "one-beyond-the-budget", "trl-4554")]
+    cases = [BY_ID[name] for name in ("uneven-needs", "one-beyond-the-budget", "trl-4554")]
     answers = cycle(range(2))
     wrong = ask_here(lambda _: [[[0]], [[next(answers)]], [[0, 0]]])
     verdicts = run_cases(cases, Judging(ask=wrong, elsewhere=(wrong,)))
@@ -406,5 +401,5 @@ def test_a_verdict_has_the_question_the_answer_and_what_is_wrong() -> None:
 
 
 def test_the_answer_names_what_is_too_long() -> None:
-    case = next(case for case in CASES if case.id == "one-beyond-the-budget")
-    assert judge(case, Judging(ask=ask_here(plan_here))).says.startswith("rank 1: sample 1 has 61 tokens")
+    said = judge(BY_ID["one-beyond-the-budget"], Judging(ask=ask_here(plan_here))).says
+    assert said.startswith("rank 1: sample 1 has 61 tokens")

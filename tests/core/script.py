@@ -23,16 +23,7 @@ from odb_ref.core.batching.rules import get_rule
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Collate, Deliver, Effect, Finish, Post, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import OdbError, UsageError
-from odb_ref.core.events import (
-    Collated,
-    ConsumerStopped,
-    Event,
-    LocalFailed,
-    PeerLost,
-    SamplesRead,
-    StepTaken,
-    Urged,
-)
+from odb_ref.core.events import Collated, ConsumerStopped, Event, LocalFailed, PeerLost, SamplesRead, StepTaken, Urged
 from odb_ref.core.exchange import combine_posts
 from odb_ref.core.machine import Machine
 from odb_ref.core.offer import NONE, Offer
@@ -120,7 +111,8 @@ class Script:
             ]
         before = self.machines[rank].state
         try:
-            effects = self._begin(rank) if name == "begin" else self._handle(rank, name, words[1:])
+            machine = self.machines[rank]
+            effects = machine.begin() if name == "begin" else self._handle(rank, name, words[1:])
         except OdbError as error:
             if self.machines[rank].state is not before:
                 raise AssertionError("an error has changed the state") from error
@@ -150,9 +142,6 @@ class Script:
         ]
         self.posts = [[] for _ in range(size)]
         self.answered = [0] * size
-
-    def _begin(self, rank: int) -> tuple[Effect, ...]:
-        return self.machines[rank].begin()
 
     def _handle(self, rank: int, name: str, words: list[str]) -> tuple[Effect, ...]:
         machine = self.machines[rank]

@@ -16,6 +16,7 @@ from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode, Sample
+from tests.helpers.errors import refused
 
 GOOD: dict[str, Any] = {"rank": 1, "world_size": 4, "budget_tokens": 100, "window_samples": 16}
 
@@ -42,9 +43,8 @@ GOOD: dict[str, Any] = {"rank": 1, "world_size": 4, "budget_tokens": 100, "windo
 )
 def test_a_value_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
     """Spec: R1.4."""
-    with pytest.raises(UsageError) as caught:
+    with refused(UsageError, message):
         Config(**(GOOD | changes))
-    assert str(caught.value) == message
 
 
 CHANGES: dict[str, Any] = {
@@ -76,11 +76,6 @@ def test_what_must_be_shared_is_in_the_fingerprint(name: str) -> None:
     assert Config(**(GOOD | {name: CHANGES[name]})).fingerprint != Config(**GOOD).fingerprint
 
 
-def test_the_quota_is_in_the_fingerprint() -> None:
-    ones = [Config(**GOOD, mode=Mode.QUOTA, quota_samples=quota).fingerprint for quota in (None, 1, 2)]
-    assert len(set(ones)) == 3
-
-
 @pytest.mark.parametrize("name", LOCAL)
 def test_what_a_rank_may_choose_for_itself_is_not(name: str) -> None:
     assert Config(**(GOOD | {name: LOCAL[name]})).fingerprint == Config(**GOOD).fingerprint
@@ -94,13 +89,6 @@ def test_every_field_is_either_shared_or_local() -> None:
 def test_the_peers_of_a_rank_have_one_fingerprint() -> None:
     assert Config(**GOOD, peers=2, peer=1).fingerprint == Config(**GOOD, peers=2).fingerprint
     assert "peers" not in json.loads(Config(**GOOD).shared_json)
-
-
-def test_the_first_windows_are_smaller_by_halves() -> None:
-    config = Config(**GOOD, ramp_rounds=3)
-    assert [config.compute_window_samples(round_) for round_ in range(6)] == [2, 4, 8, 16, 16, 16]
-    tiny = Config(**(GOOD | {"window_samples": 3}), ramp_rounds=9)
-    assert [tiny.compute_window_samples(round_) for round_ in range(10)] == [1] * 9 + [3]
 
 
 @pytest.mark.parametrize(
@@ -119,9 +107,8 @@ def test_a_sample_that_makes_no_sense_is_refused(sample: Sample, message: str) -
     good = Sample(6, 0, 1, 1, (0, 9))
     config = Config(**GOOD, limits=(3, 3))
     config.check_samples([good])
-    with pytest.raises(UsageError) as caught:
+    with refused(UsageError, message):
         config.check_samples([good, sample])
-    assert str(caught.value) == message
 
 
 def test_each_cost_of_any_number_of_them_is_looked_at() -> None:
@@ -134,7 +121,6 @@ def test_each_cost_of_any_number_of_them_is_looked_at() -> None:
 
 def test_without_limits_a_sample_has_no_costs() -> None:
     """Spec: R1.1."""
-    Config(**GOOD).check_samples([Sample(0, 0, 5, 0), Sample(1, 1, 5, 5)])
-    with pytest.raises(UsageError) as caught:
+    Config(**GOOD).check_samples([Sample(0, 0, 1, 0), Sample(1, 1, 5, 5)])
+    with refused(UsageError, "sample 0: costs (0,), expected 0, none negative"):
         Config(**GOOD).check_samples([Sample(0, 0, 5, 0, (0,))])
-    assert str(caught.value) == "sample 0: costs (0,), expected 0, none negative"

@@ -15,6 +15,7 @@ from odb_ref.core.machine import Machine
 from odb_ref.core.resume import Checkpoint, Ledger, Resumed, RoundStart, compute_round_start, resume
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Group, Sample
+from tests.helpers.errors import refused
 
 CONFIG = Config(rank=0, world_size=1, budget_tokens=10, window_samples=4, ramp_rounds=0)
 START = RoundStart(
@@ -73,16 +74,14 @@ def test_a_window_that_needs_no_reading_is_offered_at_once(is_ended: bool) -> No
 
 def test_other_samples_than_the_carried_ones_are_refused() -> None:
     """Spec: R10.2."""
-    with pytest.raises(UsageError) as caught:
+    with refused(UsageError, "resume: expected the samples at positions (3, 5)"):
         resume(CONFIG, START, make_group(3))
-    assert str(caught.value) == "resume: expected the samples at positions (3, 5)"
 
 
 def test_a_carried_sample_that_makes_no_sense_is_refused() -> None:
     """Spec: R10.2, R1.1."""
-    with pytest.raises(UsageError) as caught:
+    with refused(UsageError, "sample 30: length 0, supervised 0"):
         resume(CONFIG, replace(START, carried=(3,)), (Sample(30, 3, 0, 0),))
-    assert str(caught.value) == "sample 30: length 0, supervised 0"
 
 
 IMPOSSIBLE: dict[str, tuple[RoundStart, str]] = {
@@ -125,9 +124,8 @@ IMPOSSIBLE: dict[str, tuple[RoundStart, str]] = {
 def test_a_start_that_no_rank_can_have_saved_is_refused(name: str) -> None:
     """Spec: R10.6. Checks: RESUME."""
     start, why = IMPOSSIBLE[name]
-    with pytest.raises(UsageError) as caught:
+    with refused(UsageError, f"resume: no rank can have saved this start: {why}"):
         resume(CONFIG, start, make_group(*start.carried))
-    assert str(caught.value) == f"resume: no rank can have saved this start: {why}"
 
 
 def test_inside_its_first_update_an_epoch_may_go_on_at_round_0() -> None:
@@ -144,9 +142,8 @@ def test_a_machine_goes_on_once() -> None:
     machine = Machine(CONFIG)
     assert machine.begin(START, make_group(3, 5)) == (Read(2),)
     assert machine.state == resume(CONFIG, START, make_group(3, 5))[0]
-    with pytest.raises(UsageError) as caught:
+    with refused(UsageError, "begin: the epoch has begun"):
         machine.begin(START, make_group(3, 5))
-    assert str(caught.value) == "begin: the epoch has begun"
 
 
 def test_an_observer_is_told_where_a_machine_goes_on() -> None:

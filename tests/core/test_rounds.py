@@ -18,13 +18,11 @@ from odb_ref.core.rounds import (
     compute_round_target,
     compute_wanted_samples,
     count_fitting,
-    count_planned_steps,
     is_closing,
     is_quota_met,
     post_when_ready,
 )
 from odb_ref.core.state import Phase, State
-from odb_ref.core.state import replace as replace_in_state
 from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Sample, Step
 from tests.helpers.world import make_offer
 
@@ -190,21 +188,3 @@ def test_a_window_with_a_bound_takes_what_fits_and_one_sample_in_any_case() -> N
     assert count_fitting([4, 3], 3, is_empty=False) == 0
     assert count_fitting([4], -5, is_empty=False) == 0
     assert count_fitting([], 9, is_empty=True) == 0
-
-
-def test_a_quota_cuts_after_the_step_that_meets_it() -> None:
-    """Spec: R4.6."""
-    assert count_planned_steps(QUOTA, [6, 7, 8, 9]) == 3
-    assert count_planned_steps(QUOTA, [6, 9, 12]) == 2
-    assert count_planned_steps(QUOTA, [6, 7]) == 2
-    assert count_planned_steps(CONFIG, [6, 7, 8, 9]) == 4
-
-
-def test_the_fast_copy_of_a_state_is_the_copy() -> None:
-    """It must neither change the state that it copies nor accept an unknown field."""
-    changes: dict[str, Any] = {"phase": Phase.COUNT, "window": (), "taken_steps": 9}
-    assert replace_in_state(STATE, **changes) == replace(STATE, **changes) != STATE
-    assert replace_in_state(STATE) == STATE
-    assert STATE.taken_steps == 6
-    with pytest.raises((TypeError, AttributeError)):
-        replace_in_state(STATE, **{"takensteps": 9})

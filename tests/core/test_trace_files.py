@@ -15,24 +15,23 @@ import pytest
 from odb_ref.core.batching.rules import get_rule
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Read
-from odb_ref.core.events import Agreed, Collated, LocalFailed, PeerLost, Report, Reported, SamplesRead, StepTaken
+from odb_ref.core.events import Agreed, Collated, LocalFailed, PeerLost, Reported, SamplesRead, StepTaken
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.resume import Resumed, RoundStart
-from odb_ref.core.types import Mode, Sample, StepCounts
+from odb_ref.core.types import Mode, Sample
 from odb_ref.trace.format import (
     Header,
     Record,
     TraceError,
     decode_config,
-    decode_counts,
     decode_event,
     decode_resumed,
-    decode_sample,
     encode_effect,
     encode_event,
 )
 from odb_ref.trace.reading import read_trace
 from odb_ref.trace.writing import TraceWriter
+from tests.helpers.errors import refused
 from tests.helpers.world import make_offer
 
 CONFIG = Config(rank=0, world_size=2, budget_tokens=9, window_samples=3, tag="é")
@@ -168,9 +167,8 @@ def test_what_is_not_a_time_is_refused(other: dict[str, object], tmp_path: Path)
 )
 def test_a_malformed_event_is_told_from_what_was_expected(data: dict[str, Any], message: str) -> None:
     """Spec: R9.2."""
-    with pytest.raises(TraceError) as caught:
+    with refused(TraceError, message):
         decode_event(data)
-    assert str(caught.value) == message
 
 
 def test_what_may_be_absent_has_a_meaning() -> None:
@@ -181,20 +179,6 @@ def test_what_may_be_absent_has_a_meaning() -> None:
     assert decode_event({"kind": "peer_lost", "cause": "x"}) == PeerLost(None, "x")
     assert decode_event({"kind": "local_failed", "cause": ""}) == LocalFailed("")
     assert decode_event({"kind": "collated", "round": 0}) == Collated(0)
-
-
-def test_reports_are_read_back_in_order() -> None:
-    """Spec: R9.2."""
-    reports = (Report(0, "disk", 2, "{}"), Report(1, "", 3, '{"a": 1}'))
-    data = {
-        "kind": "reported",
-        "reports": [
-            {"rank": 0, "cause": "disk", "round": 2, "config": "{}"},
-            {"rank": 1, "cause": "", "round": 3, "config": '{"a": 1}'},
-        ],
-    }
-    assert encode_event(Reported(reports)) == data
-    assert decode_event(data) == Reported(reports)
 
 
 RESUMED = Resumed(
@@ -220,33 +204,22 @@ def test_a_start_is_read_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "message"),
+    ("keys", "message"),
     [
         ("is_ended", "expected true or false in 'is_ended', got None"),
-        ("round", "expected a list of integers, got [None]"),
-        ("read_samples", "expected a list of integers, got [None]"),
-        ("carried", "expected a list of integers, got None"),
-        ("marks", "expected a list of integers, got None"),
-        ("planned_steps", "expected a list of integers, got [None]"),
-        ("global_samples", "expected a list of integers, got [None]"),
+        ("round read_samples planned_steps global_samples", "expected a list of integers, got [None]"),
+        ("carried marks", "expected a list of integers, got None"),
     ],
 )
-def test_a_start_that_lacks_a_field_is_refused(key: str, message: str) -> None:
+def test_a_start_that_lacks_a_field_is_refused(keys: str, message: str) -> None:
     """Spec: R9.4."""
-    data = json.loads(json.dumps(encode_event(RESUMED)))
-    del data["start"][key]
-    with pytest.raises(TraceError) as caught:
-        decode_resumed(data)
-    assert str(caught.value) == message
+    for key in keys.split():
+        data = json.loads(json.dumps(encode_event(RESUMED)))
+        del data["start"][key]
+        with refused(TraceError, message):
+            decode_resumed(data)
     with pytest.raises(TraceError):
         decode_resumed({"kind": "resumed"})
-
-
-def test_a_row_is_a_sample_and_its_costs() -> None:
-    """Spec: R9.2."""
-    assert decode_sample([7, 1, 5, 3]) == Sample(7, 1, 5, 3)
-    assert decode_sample([7, 1, 5, 3, 9, 0]) == Sample(7, 1, 5, 3, (9, 0))
-    assert decode_counts([[1, 5, 3], [1, 5, 3, 9, 0]]) == (StepCounts(1, 5, 3), StepCounts(1, 5, 3, (9, 0)))
 
 
 SHARED = Config(
@@ -265,26 +238,20 @@ def test_a_configuration_is_read_back_for_any_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("names", "value", "message"),
     [
-        ({"mode": "other"}, "expected one of join, quota in 'mode', got 'other'"),
-        ({"mode": None}, "expected text in 'mode', got None"),
-        ({"world_size": None}, "expected a list of integers, got [None]"),
-        ({"budget_tokens": "9"}, "expected a list of integers, got ['9']"),
-        ({"limits": None}, "expected a list of integers, got None"),
-        ({"window_samples": None}, "expected a list of integers, got [None]"),
-        ({"quota_samples": "9"}, "expected a list of integers, got ['9']"),
-        ({"max_age_rounds": None}, "expected a list of integers, got [None]"),
-        ({"ramp_rounds": None}, "expected a list of integers, got [None]"),
-        ({"rule": None}, "expected text in 'rule', got None"),
-        ({"tag": None}, "expected text in 'tag', got None"),
+        ("mode", "other", "expected one of join, quota in '{}', got 'other'"),
+        ("mode rule tag", None, "expected text in '{}', got None"),
+        ("world_size window_samples max_age_rounds ramp_rounds", None, "expected a list of integers, got [None]"),
+        ("budget_tokens quota_samples", "9", "expected a list of integers, got ['9']"),
+        ("limits", None, "expected a list of integers, got None"),
     ],
 )
-def test_a_malformed_configuration_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_a_malformed_configuration_is_refused(names: str, value: object, message: str) -> None:
     """Spec: R9."""
-    with pytest.raises(TraceError) as caught:
-        decode_config(json.loads(SHARED.shared_json) | changes, rank=0, depth_steps=1)
-    assert str(caught.value) == message
+    for name in names.split():
+        with refused(TraceError, message.format(name)):
+            decode_config(json.loads(SHARED.shared_json) | {name: value}, rank=0, depth_steps=1)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from odb_ref.core.machine import compute_failure, transition
 from odb_ref.core.offer import NONE
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Group, Mode, Sample, Step, StepCounts
+from tests.helpers.errors import refused
 from tests.helpers.sizes import draw_text
 from tests.helpers.world import make_offer
 
@@ -84,13 +85,6 @@ def test_what_is_due_by_the_oldest_mark_goes_before_what_is_fuller() -> None:
     assert (state.aligned, state.window) == ((make_group(6, 8), make_group(7)), make_group(9))
 
 
-def test_a_source_that_has_ended_is_not_read() -> None:
-    """Spec: R5.3, R2.3."""
-    state, effects = transition(CONFIG, replace(IN_OFFER, is_ended=True), Agreed(AGREEMENT))
-    assert state.wanted_samples == 0
-    assert not any(isinstance(effect, Read) for effect in effects)
-
-
 @pytest.mark.parametrize(("window_samples", "wanted"), [(4, 3), (2, 1), (1, 0)])
 def test_what_is_carried_counts_towards_the_next_window(window_samples: int, wanted: int) -> None:
     """Spec: R5.3, R2.3. With three groups and two steps, one sample is carried."""
@@ -98,14 +92,6 @@ def test_what_is_carried_counts_towards_the_next_window(window_samples: int, wan
     state, effects = transition(config, IN_OFFER, Agreed(AGREEMENT))
     assert state.wanted_samples == wanted
     assert [effect for effect in effects if isinstance(effect, Read)] == ([Read(wanted)] if wanted else [])
-
-
-def test_more_carried_than_a_window_reads_nothing() -> None:
-    """Spec: R2.3."""
-    state, effects = transition(make_config(window_samples=1), IN_OFFER, Agreed(replace(AGREEMENT, groups_min=1)))
-    assert len(state.window) == 2
-    assert state.wanted_samples == 0
-    assert not any(isinstance(effect, Read) for effect in effects)
 
 
 def test_the_last_agreement_releases_and_drains() -> None:
@@ -232,9 +218,8 @@ def test_steps_from_the_limit_on_are_neither_delivered_nor_taken() -> None:
     limited = replace(IN_COUNT, step_limit=3)
     taken, effects = transition(CONFIG, limited, StepTaken())
     assert (taken.queue, taken.released, effects) == ((STEP_3,), (STEP_4, STEP_5), ())
-    with pytest.raises(UsageError) as caught:
+    with refused(UsageError, "StepTaken, but no step is there to take"):
         transition(CONFIG, taken, StepTaken())
-    assert str(caught.value) == "StepTaken, but no step is there to take"
 
 
 def test_a_full_queue_takes_no_more() -> None:
@@ -261,9 +246,8 @@ def test_the_reports_end_the_epoch_after_what_is_released() -> None:
 @pytest.mark.parametrize("ranks", [(), (0,), (1, 0), (0, 1, 2), (0, 0)])
 def test_reports_are_one_of_each_rank_in_order(ranks: tuple[int, ...]) -> None:
     """Spec: R5.5."""
-    with pytest.raises(PeerError) as caught:
+    with refused(PeerError, f"reports of round 2, field rank: {list(ranks)}, expected 0..1"):
         transition(CONFIG, IN_REPORT, Reported(tuple(Report(rank, "x", 2, SAME) for rank in ranks)))
-    assert str(caught.value) == f"reports of round 2, field rank: {list(ranks)}, expected 0..1"
 
 
 def test_a_failure_is_the_lowest_ranks_then_a_round_then_a_configuration() -> None:
@@ -276,9 +260,8 @@ def test_a_failure_is_the_lowest_ranks_then_a_round_then_a_configuration() -> No
     cause = "budget_tokens is 9, rank 0 has 10; tag is 'b', rank 0 has ''"
     assert compute_failure((good, different)) == Outcome(OutcomeKind.MISMATCH, 1, cause)
     assert compute_failure((good, replace(good, rank=1), replace(different, rank=2))).rank == 2
-    with pytest.raises(PeerError) as caught:
+    with refused(PeerError, "reports of round 2: no rank has failed and no configuration differs"):
         compute_failure((good, replace(good, rank=1)))
-    assert str(caught.value) == "reports of round 2: no rank has failed and no configuration differs"
 
 
 def test_a_key_that_only_one_rank_has_is_a_difference() -> None:
@@ -418,40 +401,23 @@ def test_samples_join_the_window() -> None:
 )
 def test_an_illegal_event_is_told_from_what_is_open(state: State, event: Any, message: str) -> None:
     """Spec: R8, R5."""
-    with pytest.raises(UsageError) as caught:
+    with refused(UsageError, message):
         transition(CONFIG, state, event)
-    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
     ("state", "event", "message"),
     [
-        (
-            IN_OFFER,
-            Agreed(replace(AGREEMENT, round_min=3, round_max=3)),
-            "agreement in round 2, field round_min: 3",
-        ),
-        (
-            IN_OFFER,
-            Agreed(replace(AGREEMENT, ready_min=0)),
-            "agreement in round 2, field ready_min: 0, expected 1",
-        ),
+        (IN_OFFER, Agreed(replace(AGREEMENT, round_min=3, round_max=3)), "agreement in round 2, field round_min: 3"),
+        (IN_OFFER, Agreed(replace(AGREEMENT, ready_min=0)), "agreement in round 2, field ready_min: 0, expected 1"),
         (IN_COUNT, Counted(COUNTS[:1]), "counts of round 2, field counts: 1 steps, not 2"),
         (IN_COUNT, Counted((*COUNTS, COUNTS[0])), "counts of round 2, field counts: 3 steps, not 2"),
     ],
 )
 def test_a_message_that_contradicts_the_protocol_names_round_and_field(state: State, event: Any, message: str) -> None:
     """Spec: R8, R5.3, R5.4."""
-    with pytest.raises(PeerError) as caught:
+    with refused(PeerError, message):
         transition(CONFIG, state, event)
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize(("length", "supervised"), [(1, 0), (1, 1), (9, 9)])
-def test_a_sample_of_one_token_or_wholly_supervised_is_right(length: int, supervised: int) -> None:
-    """Spec: R1.1, R5.1."""
-    state, _ = transition(CONFIG, FILLING, SamplesRead((Sample(7, 10, length, supervised),)))
-    assert state.read_samples == 11
 
 
 def test_what_is_no_event_is_not_ignored() -> None:

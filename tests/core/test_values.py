@@ -1,15 +1,25 @@
-"""A value made from a draft is like any other: of its type, equal, frozen, and picklable."""
+"""Values are immutable, and one made from a draft is like any other: of its type, equal, frozen, and picklable."""
 
 from __future__ import annotations
 
 import pickle
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, is_dataclass
 from typing import Any
 
 import pytest
 
-from odb_ref.core.types import Sample, make_sample
+from odb_ref.core.events import StepTaken
+from odb_ref.core.state import State
+from odb_ref.core.types import Sample, Step, StepCounts, make_sample
 from odb_ref.core.values import make_draft, make_replace
+
+
+def test_values_are_immutable() -> None:
+    """Spec: R1."""
+    for value in (Sample(0, 0, 1, 1), Step(0, 0, (), StepCounts(0, 0, 0)), State(), StepTaken()):
+        assert is_dataclass(value)
+        with pytest.raises((FrozenInstanceError, AttributeError, TypeError)):
+            value.anything = 1  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True, slots=True)

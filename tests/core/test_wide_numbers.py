@@ -1,19 +1,23 @@
-"""No number is truncated to fewer bits, and no field of several is left out: slips that small worlds do not show."""
+"""No number is truncated to fewer bits, no field of several is left out, and shortcuts have limits: slips that small worlds do
+not show.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from odb_ref.core.batching.alignment import align
-from odb_ref.core.batching.grouping import compute_groups
+from odb_ref.core.batching.grouping import compute_groups, compute_sized_groups
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.shards import compute_draw
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.batching.updates import compute_portion
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Collate, Deliver, Effect, Post, PostCounts, Read
@@ -22,12 +26,13 @@ from odb_ref.core.events import Agreed, Collated, SamplesRead, StepTaken
 from odb_ref.core.exchange import combine_posts
 from odb_ref.core.invariants import check_transition
 from odb_ref.core.machine import Machine, transition
-from odb_ref.core.offer import NONE, WIRE_SIZE, Offer
+from odb_ref.core.offer import NONE, WIRE_SIZE, Offer, reduce_offers
 from odb_ref.core.peers import POST_SIZE, settle
-from odb_ref.core.resume import RoundStart
+from odb_ref.core.resume import Checkpoint, Ledger, RoundStart
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode, Sample, Step, StepCounts
-from tests.helpers.sizes import draw_text
+from tests.helpers.sizes import draw_size, draw_text
+from tests.helpers.world import make_offer
 
 CONFIG = Config(
     rank=0, world_size=2, budget_tokens=12, window_samples=4, ramp_rounds=0, max_age_rounds=2, order=StepOrder.FULLEST
@@ -124,13 +129,6 @@ def strip(effect: object) -> object:
     return effect if offer is None else replace(offer, fingerprint_min=0, fingerprint_max=0)
 
 
-def test_counts_of_many_bits_are_summed() -> None:
-    """Spec: R4.5. Checks: WEIGHT."""
-    rows = [StepCounts(2**33 + rank, 2**41 + rank, 2**40 + rank) for rank in range(3)]
-    answer = combine_posts([PostCounts((row, StepCounts(0, 0, 0))) for row in rows])
-    assert answer.counts[0] == StepCounts(3 * 2**33 + 3, 3 * 2**41 + 3, 3 * 2**40 + 3)  # type: ignore[union-attr]
-
-
 def test_what_is_carried_of_a_great_window_is_in_sampler_order() -> None:
     """Spec: R4.1. Checks: CONSERVE."""
     draw = random.Random(5)
@@ -217,3 +215,52 @@ def test_an_agreement_of_the_round_before_is_refused_as_one_of_the_next_is(round
     offer = replace(post.offer, round_min=round_, round_max=round_)  # type: ignore[union-attr]
     with pytest.raises(PeerError, match=f"agreement in round 3, field round_min: {round_}"):
         transition(machine.config, machine.state, Agreed(offer))
+
+
+# The limits of shortcuts: what only large windows and many bounds show. -------------------------------------------------------
+
+
+@pytest.mark.parametrize("samples", [65, 130, 300, 1_000])
+def test_a_friendly_group_is_found_among_any_number(samples: int) -> None:
+    """Spec: R2.8."""
+    window = [Sample(i, i, 1, 0) for i in range(samples)]
+    for sizes in (Sizes.EVEN, Sizes.THREES, Sizes.POWERS):
+        (first, *_) = compute_sized_groups(window, sizes, 10_000)
+        assert len(first) == sizes.round_down(samples)
+
+
+def test_any_number_of_samples_is_split_in_the_middle() -> None:
+    """Spec: R4.2."""
+    assert [Sizes.ANY.find_middle(size) for size in range(2, 1_000)] == [-(-size // 2) for size in range(2, 1_000)]
+
+
+def test_an_agreement_is_of_all_ranks_however_many() -> None:
+    """Spec: R3.2."""
+    offers = [make_offer(samples=rank) for rank in range(100)]
+    agreement = reduce_offers(offers)
+    assert (agreement.samples_min, agreement.samples_max) == (0, 99)
+    assert reduce_offers(offers[::-1]) == agreement
+
+
+def test_a_checkpoint_knows_what_is_taken_however_much_that_is() -> None:
+    """Spec: R10.3. Checks: ONCE, RESUME. Many carried samples, steps of many samples, rounds of many steps."""
+    draw = random.Random(9)
+    for _ in range(30):
+        read, ahead = draw_size(draw, 2**14), draw_size(draw, 2**14)
+        carried = sorted(draw.sample(range(read), draw_size(draw, read)))
+        start = RoundStart(round=5, read_samples=read, carried=tuple(carried), planned_steps=7)
+        window = [*carried, *range(read, read + ahead)]
+        taken = draw.sample(window, draw_size(draw, len(window)))
+        ledger = Ledger()
+        for round_ in range(draw_size(draw, 40)):
+            ledger.note_round(RoundStart(round=round_))
+        ledger.note_round(start)
+        cuts = sorted(draw_size(draw, len(taken)) for _ in range(draw_size(draw, 200)))
+        for number, (begin, end) in enumerate(pairwise((0, *cuts, len(taken))), 7):
+            ledger.note_taken(number, taken[begin:end])
+        point = ledger.compute_checkpoint()
+        assert point == Checkpoint(start=start, taken_steps=len(cuts) + 1, taken=tuple(taken))
+        rest = set(range(read + ahead + 9)) - set(range(read)).difference(carried) - set(taken)
+        assert point.compute_rest(read + ahead + 9) == sorted(rest)
+        places = draw.choices(range(read + ahead + 9), k=20)
+        assert [point.is_taken(place) for place in places] == [place not in rest for place in places]

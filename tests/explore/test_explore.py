@@ -17,7 +17,7 @@ from odb_sim.explore.driver import Core
 from odb_sim.explore.graph import build_graph, find_sinks, measure_graph, name_action
 from odb_sim.explore.measure import compute_bound
 from odb_sim.explore.rank import ACTS, Act
-from odb_sim.explore.scenario import Scenario, read_scenario, replay, write_scenario
+from odb_sim.explore.scenario import Scenario, compute_scenario, read_scenario, replay, write_scenario
 from odb_sim.explore.search import Search, explore, make_space
 from odb_sim.explore.suites import FULL, SMALL
 from odb_sim.explore.world import Action, Space, World, decode
@@ -33,7 +33,7 @@ from odb_ref.core.offer import NONE
 from odb_ref.core.rounds import Transition
 from odb_ref.core.state import Phase, State
 from tests.helpers.commands import get_figures, refuse
-from tests.mutants.loader import load
+from tests.mutants.loader import Mutant, load
 from tests.mutants.table import MUTANTS
 
 
@@ -207,32 +207,27 @@ def test_actions_are_numbers_and_back() -> None:
             assert Action(rank, act).code == rank * ACTS + act
 
 
-def find_scenario(tmp_path: Path) -> tuple[Path, str]:
-    (mutant,) = (mutant for mutant in MUTANTS if mutant.name == "an urge is ignored")
-    with load(mutant) as (core, bounds):
-        found = explore(bounds, core=core).counterexample
-    path = tmp_path / "scenario.json"
-    scenario = Scenario(
-        bounds=mutant.bounds, schedule=found.schedule, property=found.property, detail=found.detail, rule="odb"
-    )
-    write_scenario(path, scenario)
-    assert read_scenario(path) == scenario
-    return path, found.property
+def get_mutant(name: str) -> Mutant:
+    return next(mutant for mutant in MUTANTS if mutant.name == name)
 
 
 def test_a_counterexample_is_a_file_that_the_command_replays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, _ = find_scenario(tmp_path)
+    mutant, path = get_mutant("an urge is ignored"), tmp_path / "scenario.json"
+    with load(mutant) as (core, bounds):
+        found = explore(bounds, core=core).counterexample
+    scenario = replace(compute_scenario(mutant.bounds, found), rule="odb")
+    write_scenario(path, scenario)
+    assert read_scenario(path) == scenario
     assert main(["explore", "--replay", str(path)]) == 0
     printed = capsys.readouterr().out
     assert printed.endswith("every property holds\n")
     assert "rank 0: stop" in printed
 
 
-def test_the_shortest_schedule_is_found(tmp_path: Path) -> None:
-    (mutant,) = (mutant for mutant in MUTANTS if mutant.name == "a lost peer is waited for")
-    with load(mutant) as (core, bounds):
+def test_the_shortest_schedule_is_found() -> None:
+    with load(get_mutant("a lost peer is waited for")) as (core, bounds):
         found = explore(bounds, core=core).counterexample
         # A process dies at the start, and its peer reads, posts and learns of it in vain.
         assert [str(action) for action in found.schedule][-1].endswith(("read", "lose"))
@@ -264,6 +259,8 @@ def test_the_shortest_schedule_is_found(tmp_path: Path) -> None:
         (["--odd-rank", "2"], "odd_rank must be one of at least 2 ranks"),
         (["--ranks", "1", "--odd-rank", "0"], "odd_rank must be one of at least 2 ranks"),
         (["--replay", "no-such-file"], "no-such-file"),
+        (["--graph", "graph.svg"], "graph.svg: the name must end in .graphml or .dot or .gv"),
+        (["--graph", "a.dot", "--suite", "small"], "leave out --suite"),
         (["--ranks", "1000000", "--max-states", "10"], "a world of 1000000 ranks has more states than can be walked"),
     ],
 )
@@ -271,17 +268,22 @@ def test_usage_errors_are_one_line(arguments: list[str], message: str, capsys: p
     assert message in refuse(capsys, ["explore", *arguments])
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "odb-scenario", "version": 2}'])
-def test_what_is_no_scenario_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", ""),
+        ("[]", ""),
+        ("{}", ""),
+        ('{"format": "odb-scenario", "version": 2}', ""),
+        ('{"format": "odb-trace"}\n{"event": "begun"}\n', ": not a saved schedule: Extra data"),
+    ],
+)
+def test_what_is_no_scenario_is_refused(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "scenario.json"
     path.write_text(text, encoding="utf-8")
-    assert str(path) in refuse(capsys, ["explore", "--replay", str(path)])
-
-
-def test_a_trace_is_no_saved_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "trace.ndjson"
-    path.write_text('{"format": "odb-trace"}\n{"event": "begun"}\n', encoding="utf-8")
-    assert f"{path}: not a saved schedule: Extra data" in refuse(capsys, ["explore", "--replay", str(path)])
+    assert f"{path}{said}" in refuse(capsys, ["explore", "--replay", str(path)])
 
 
 @pytest.mark.parametrize(
@@ -304,13 +306,13 @@ def test_a_rule_that_does_not_answer_leaves_its_bounds_as_in_verify(
 
 def test_a_schedule_that_is_not_possible_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "scenario.json"
-    bounds = Bounds(lengths=((1,), (1,)))
-    write_scenario(path, Scenario(bounds=bounds, schedule=(Action(0, Act.READ), Action(0, Act.TAKE))))
-    assert main(["explore", "--replay", str(path)]) == 2
-    assert "action 2 (rank 0: take) is not possible" in capsys.readouterr().err
-    write_scenario(path, Scenario(bounds=bounds, schedule=(Action(7, Act.READ),)))
-    assert main(["explore", "--replay", str(path)]) == 2
-    assert "there are 2 ranks" in capsys.readouterr().err
+    for schedule, said in (
+        ((Action(0, Act.READ), Action(0, Act.TAKE)), "action 2 (rank 0: take) is not possible"),
+        ((Action(7, Act.READ),), "there are 2 ranks"),
+    ):
+        write_scenario(path, Scenario(bounds=Bounds(lengths=((1,), (1,))), schedule=schedule))
+        assert main(["explore", "--replay", str(path)]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_figures_and_graph_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -347,19 +349,9 @@ def test_the_graph_is_written_as_graphml_too(tmp_path: Path) -> None:
     assert found.nodes["0"]["label"] == expected.nodes[0]["label"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--graph", "graph.svg"], "graph.svg: the name must end in .graphml or .dot or .gv"),
-        (["--graph", "a.dot", "--suite", "small"], "leave out --suite"),
-        (["--graph", "/no/such/folder/a.dot"], "/no/such/folder/a.dot: cannot be written"),
-    ],
-)
-def test_a_graph_that_cannot_be_written_is_said(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["explore", *arguments]) == 2
-    assert said in capsys.readouterr().err
+def test_a_graph_that_cannot_be_written_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explore", "--graph", "/no/such/folder/a.dot"]) == 2
+    assert "/no/such/folder/a.dot: cannot be written" in capsys.readouterr().err
 
 
 def test_a_limit_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,11 @@ def change(core: Path, module: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+def copy_with_defect(folder: Path, name: str) -> None:
+    (defect,) = (defect for defect in DEFECTS if defect.name.startswith(name))
+    core_copy._copy_repository(folder, plant(defect, folder / "planted"))
+
+
 def get(stages: list[Stage], name: str) -> Stage:
     return next(stage for stage in stages if stage.name == name)
 
@@ -109,8 +114,7 @@ def test_what_strikes_in_pytest_itself_is_what_is_said() -> None:
 @pytest.mark.usefixtures("brief")
 def test_the_property_that_a_failing_test_checks_is_not_shown(tmp_path: Path) -> None:
     """It was said to hold where no other stage had refuted it, and later to be violated, which no case had shown."""
-    (defect,) = (defect for defect in DEFECTS if defect.name.startswith("an update of one token"))
-    core_copy._copy_repository(tmp_path, plant(defect, tmp_path / "planted"))
+    copy_with_defect(tmp_path, "an update of one token")
     suite = replace(core_copy._SUITES[0], tests=("tests/core/test_weighting.py",))
     holding = Stage(name="large", covered="", properties=("WEIGHT", "ALIGN"), seconds=0, findings=())
     verdicts = compute_verdicts([holding, core_copy._run_suite(tmp_path, suite, time.monotonic() + 60)])
@@ -219,8 +223,7 @@ def test_weights_that_make_another_mean_are_named(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("stage", ["exploration", pytest.param("properties", marks=pytest.mark.slow), "large"])
 def test_counts_are_not_judged_by_the_core_that_made_them(stage: str, name: str, tmp_path: Path) -> None:
     """Checks: WEIGHT."""
-    (defect,) = (defect for defect in DEFECTS if defect.name.startswith(name))
-    core_copy._copy_repository(tmp_path, plant(defect, tmp_path / "planted"))
+    copy_with_defect(tmp_path, name)
     found = core_copy._run_worlds(tmp_path, stage, 0, time.monotonic() + 60)
     assert {finding.property for finding in found.findings} == {"WEIGHT"}
 

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+import jsonschema
+
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
@@ -16,3 +18,4 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 SCHEMA: Final = json.loads(
     (Path(__file__).parents[2] / "spec" / "trace-schema.json").read_text(), object_pairs_hook=_make_object
 )
+VALIDATOR: Final = jsonschema.Draft202012Validator(SCHEMA)

@@ -109,6 +109,16 @@ class Node:
         self.shard += tuple(replace(sample, position=i) for i, sample in enumerate(good, len(self.shard)))
 
     @property
+    def trained(self) -> list[Sample]:
+        """The samples that the consumer took, in order."""
+        return [sample for step in self.taken for sample in step.group]
+
+    @property
+    def posted(self) -> list[Effect]:
+        """The effects since the beginning, in order."""
+        return [effect for _, effects in self.events for effect in effects]
+
+    @property
     def collating(self) -> Collate | None:
         """The collation in progress, if any."""
         return next((item for item in self.waiting if isinstance(item, Collate)), None)
@@ -482,6 +492,10 @@ class World:
         return self
 
     # The result -----------------------------------------------------------------------------------------------------
+
+    def save(self) -> list[Checkpoint]:
+        """Returns what each rank would save now."""
+        return [node.ledger.compute_checkpoint() for node in self.nodes]
 
     @property
     def is_over(self) -> bool:

@@ -1,7 +1,7 @@
 """Plants subtle defects in a copy of the repository, one by one: which test of the fast loop catches each, and how fast?
 
 ``python -m tests.mutants.planted`` prints the table, once the tests have passed without a defect. ``--only TEXT`` selects
-defects by name, ``--by-vectors`` uses only the conformance kit, for the planner and the pure rules of the core.
+defects by name.
 ``protocol.txt`` has defects of a protocol, and ``deep.txt`` defects that show only deep in a run. ``slips.txt`` has slips of
 the hand: a sign, a bound, a wrong name in a message, a number cut to too few bits, one field of several forgotten.
 """
@@ -32,17 +32,6 @@ OF_THE_PLANNER = ("tests/plan", "tests/conformance")
 OF_THE_TRACE = ("tests/trace/test_slips.py", "tests/spec/test_r15_budgets.py", "tests/core", "tests/trace")
 """The tests to run first for such slips."""
 LIMIT_S = 900
-PURE = (
-    "odb_ref/plan/",
-    *(
-        f"odb_ref/core/batching/{name}.py"
-        for name in ("alignment", "layouts", "grouping", "rules", "shards", "weighting")
-    ),
-    "odb_ref/core/offer.py",
-)
-"""The modules that the conformance cases cover."""
-
-
 PLANTED = tuple(defect for defect, _ in read_defects("slips.txt"))
 
 
@@ -97,43 +86,20 @@ def catch(planted: Defect | None, tests: Sequence[str]) -> tuple[str, float]:
     return "" if done.returncode == 0 else f"pytest ends with {done.returncode}", seconds
 
 
-def catch_by_vectors(planted: Defect) -> tuple[str, float]:
-    """Returns the properties that the cases of ``spec/vectors`` find broken, in one place or on ranks, and the seconds."""
-    run = [sys.executable, "-m", "odb_ref.conformance", "run", "--level", "exact", "--planner"]
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        plant(planted, folder)
-        for arguments in (["tests.conformance.ours:plan_here"], ["tests.conformance.ours:plan_there", "--ranks"]):
-            environment = {**os.environ, "PYTHONPATH": name}
-            done = capture([*run, *arguments], cwd=folder, env=environment, timeout=LIMIT_S)
-            if done.returncode:
-                broken = [line.split()[0] for line in done.stdout.splitlines() if " broken in " in line]
-                if not broken:
-                    raise RuntimeError(f"{planted.name}: the kit itself fails: {done.stderr[-2000:]}")
-                return ", ".join(broken), time.perf_counter() - began
-    return "", time.perf_counter() - began
-
-
 def main() -> int:
     """Prints the table. Returns 1 if a defect survives."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="", metavar="TEXT", help="defects whose name holds it")
-    parser.add_argument("--by-vectors", action="store_true", help="what the conformance cases find")
     options = parser.parse_args()
     chosen = [planted for planted in PLANTED if options.only in planted.name]
-    if options.by_vectors:
-        chosen = [planted for planted in chosen if planted.module.startswith(PURE)]
-    for tests in () if options.by_vectors else sorted({choose_tests(planted.module) for planted in chosen}):
+    for tests in sorted({choose_tests(planted.module) for planted in chosen}):
         caught, _ = catch(None, tests)
         if caught:  # and would catch every defect
             sys.exit(f"{caught} fails without a defect")
     print("| defect | in | caught by | after |\n|---|---|---|--:|")
     survivors = 0
     for planted in chosen:
-        caught, seconds = (
-            catch_by_vectors(planted) if options.by_vectors else catch(planted, choose_tests(planted.module))
-        )
+        caught, seconds = catch(planted, choose_tests(planted.module))
         survivors += not caught
         print(f"| {planted.name} | `{planted.module}` | {caught or 'SURVIVES'} | {seconds:.0f} s |", flush=True)
     return int(survivors > 0)

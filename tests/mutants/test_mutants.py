@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -13,6 +15,7 @@ from odb_sim.explore.violation import Breach
 
 from odb_ref.core.errors import UsageError
 from tests.mutants.defects import Defect
+from tests.mutants.fresh import DEFECTS, plant
 from tests.mutants.loader import Mutant, load
 from tests.mutants.planted import PLANTED as SLIPS
 from tests.mutants.planted import ROOT
@@ -78,6 +81,12 @@ def test_a_slip_can_be_planted(slip: Defect) -> None:
     """Its text occurs once. `python -m tests.mutants.planted` shows what catches it."""
     text = (ROOT / slip.module).read_text()
     assert slip.plant(text) != text
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
+def test_a_fresh_defect_can_be_planted(defect: Defect, tmp_path: Path) -> None:
+    """`make soak` runs what refutes it."""
+    ast.parse((plant(defect, tmp_path) / f"{defect.module.replace('.', '/')}.py").read_text(encoding="utf-8"))
 
 
 def test_there_are_many_slips_and_each_has_its_name() -> None:

@@ -27,11 +27,7 @@ def make_plan(problem: Problem) -> Plan:
     if problem.is_dealt:
         return plan_all(**get_columns(problem), ranks=len(problem.lengths), **problem.terms)
     return plan_ranks(
-        problem.lengths,
-        supervised=problem.supervised,
-        together=problem.together,
-        uses=problem.uses,
-        **problem.terms,
+        problem.lengths, supervised=problem.supervised, together=problem.together, uses=problem.uses, **problem.terms
     )
 
 

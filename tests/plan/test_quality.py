@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import chain, combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from odb_ref.plan import plan_rank
+from tests.helpers.partitions import count_fewest
 from tests.plan.judge import BUDGET, compute_cost
 
 LENGTHS = st.lists(st.integers(1, BUDGET), min_size=1, max_size=30)
@@ -54,10 +54,6 @@ def list_partitions(items: list[int], parts: int) -> list[list[list[int]]]:
     return found
 
 
-def compute_best(lengths: list[int], parts: int, compute: Callable[[list[int]], int]) -> int:
-    return min(max(map(compute, partition)) for partition in list_partitions(lengths, parts))
-
-
 FEW = st.lists(st.integers(1, BUDGET), min_size=1, max_size=7)
 
 
@@ -92,8 +88,11 @@ def test_the_costliest_packed_micro_batch_is_near_the_cheapest(
     """Spec: R13.6. There is no quick optimum. The greedy has Graham's bound, and settling comes nearer."""
     cost = compute_cost if has_cost else int
     batches = divide(lengths, budget=10**6, at_least=at_least, cost=compute_cost if has_cost else None)
-    costliest = max(sum(map(cost, batch)) for batch in batches)
-    best = compute_best(lengths, len(batches), lambda part: sum(map(cost, part)))
+
+    def find_costliest(parts: list[list[int]]) -> int:
+        return max(sum(map(cost, part)) for part in parts)
+
+    costliest, best = find_costliest(batches), min(map(find_costliest, list_partitions(lengths, len(batches))))
     assert 3 * len(batches) * costliest <= (4 * len(batches) - 1) * best
     assert 11 * costliest <= 13 * best
 
@@ -102,10 +101,6 @@ def test_the_costliest_packed_micro_batch_is_near_the_cheapest(
 def test_there_are_few_more_than_the_fewest(lengths: list[int]) -> None:
     """Spec: R13.4, R13.10. Best fit of the longest first: at most 11/9 of the fewest and 6/9 (Dosa)."""
     plan = plan_rank(lengths, budget=BUDGET)
-    fewest = min(
-        len(partition)
-        for partition in list_partitions(lengths, len(lengths))
-        if all(sum(part) <= BUDGET for part in partition)
-    )
+    fewest = count_fewest(lengths, lambda group: sum(group) <= BUDGET)
     assert plan.report.least <= fewest <= plan.count
     assert 9 * plan.count <= 11 * fewest + 6

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -38,6 +38,7 @@ from odb_ref.trace.origin import UNKNOWN
 from tests.helpers.effort import few
 from tests.helpers.sizes import draw_size
 from tests.helpers.world import ACTIONS, AnyOrder, Choice, Node, Shard, World, make_config, write_trace
+from tests.spec.test_r14_shared import is_fair
 from tests.spec.test_second_implementation import _align
 
 SAMPLES = 800
@@ -220,7 +221,7 @@ def run_both(plan: Plan, folder: Path, draw: random.Random) -> list[str]:
     if found or not steps:
         return found
     begun = plan.make(after=draw.randrange(steps)).run()
-    saved = tuple(node.ledger.compute_checkpoint() for node in begun.nodes)
+    saved = tuple(begun.save())
     read = tuple(node.shard[: at.start.read_samples] for node, at in zip(begun.nodes, saved, strict=True))
     rest = plan.make(saved, read).run()
     found = judge(plan, rest, folder, saved)
@@ -376,16 +377,6 @@ def test_groups_of_all_sizes_are_lined_up_split_and_carried_as_the_page_says(lay
             [at for at, _, _ in step] for step in expected
         ]
         assert [sample.position for sample in carried] == [at for at, _, _ in left]
-
-
-def is_fair(wants: list[int], left: int, shares: Sequence[int]) -> bool:
-    """R14.3: all remaining places up to what is wanted. What is then wanted is equal, except that lower ranks have one less."""
-    rests = [want - share for want, share in zip(wants, shares, strict=True)]
-    most = max(rests)
-    served = [rest < most for want, rest in zip(wants, rests, strict=True) if want >= most]
-    is_even = all(not share or rest >= most - 1 for share, rest in zip(shares, rests, strict=True))
-    is_whole = sum(shares) == min(left, sum(wants)) and min(rests) >= 0 and min(shares) >= 0
-    return is_whole and is_even and served == sorted(served, reverse=True)
 
 
 def test_a_common_order_of_any_size_is_shared_out_to_its_last_place() -> None:

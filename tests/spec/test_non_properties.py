@@ -62,7 +62,7 @@ def test_a_sampler_that_repeats_an_id_emits_it_twice() -> None:
     """NP4. Checks: ONCE. ONCE speaks of positions."""
     shard = tuple(replace(sample, id=7) for sample in make_shard([3, 3]))
     world = World(make_config(), [shard]).run()
-    assert [sample.id for step in world.nodes[0].taken for sample in step.group] == [7, 7]
+    assert [sample.id for sample in world.nodes[0].trained] == [7, 7]
 
 
 def test_steps_do_not_hold_a_fixed_number_of_samples() -> None:
@@ -74,7 +74,7 @@ def test_steps_do_not_hold_a_fixed_number_of_samples() -> None:
 def test_samples_are_not_emitted_in_sampler_order() -> None:
     """NP6. Checks: REPLAY."""
     world = run([[1, 8, 2, 8]], make_config())
-    positions = [sample.position for group in world.get_groups(0) for sample in group]
+    positions = [sample.position for sample in world.nodes[0].trained]
     assert positions != sorted(positions)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import accumulate
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from odb_ref.core.config import Config
 from odb_ref.core.effects import OutcomeKind, PostOffer
 from odb_ref.core.events import Agreed, Collated, Counted, Event, SamplesRead, StepTaken, Urged
 from odb_ref.core.types import Mode, compute_padded_tokens
-from tests.helpers.world import Node, World, make_config, make_shards
+from tests.helpers.world import Node, World, make_config, make_shards, run
 
 SHARDS = st.lists(st.lists(st.integers(1, 10), max_size=9), min_size=1, max_size=4)
 SEEDS = st.integers(0, 10_000)
@@ -34,10 +35,6 @@ def configs(draw: st.DrawFn, mode: Mode = Mode.JOIN) -> Config:
     )
 
 
-def _positions(node: Node) -> list[int]:
-    return [sample.position for step in node.taken for sample in step.group]
-
-
 @given(SHARDS, configs(), SEEDS)
 def test_join_mode_emits_everything_once_in_aligned_steps(shards: list[list[int]], config: Config, seed: int) -> None:
     """Spec: R1.3, R3. Checks: ALIGN, COVER, ONCE, FREE, BUDGET."""
@@ -47,27 +44,25 @@ def test_join_mode_emits_everything_once_in_aligned_steps(shards: list[list[int]
     assert [step.number for step in world.nodes[0].taken] == list(range(len(world.nodes[0].taken)))
     assert len({tuple((step.number, step.round, step.global_counts) for step in n.taken) for n in world.nodes}) == 1
     for node in world.nodes:
-        assert sorted(_positions(node)) == list(range(len(node.shard)))
+        assert sorted(sample.position for sample in node.trained) == list(range(len(node.shard)))
         for step in node.taken:
             assert len(step.group) <= 1 or compute_padded_tokens(step.group) <= config.budget_tokens
 
 
 @given(SHARDS, configs(Mode.QUOTA), SEEDS)
 def test_quota_mode_ends_at_the_same_step_everywhere(shards: list[list[int]], config: Config, seed: int) -> None:
-    """Checks: QUOTA, ONCE, ALIGN, FREE."""
+    """Spec: R4.6. Checks: QUOTA, ONCE, ALIGN, FREE."""
     world = World(config, make_shards(shards), seed=seed).run()
     assert world.is_over
     assert len({len(node.taken) for node in world.nodes}) == 1
-    emitted = 0
-    for index, step in enumerate(world.nodes[0].taken):
-        emitted += step.global_counts.samples
-        is_last = index == len(world.nodes[0].taken) - 1
-        assert is_last or config.quota_samples is None or emitted < config.quota_samples
+    emitted = [0, *accumulate(step.global_counts.samples for step in world.nodes[0].taken)]
+    quota = emitted[-1] + 1 if config.quota_samples is None else config.quota_samples
+    assert all(samples < quota for samples in emitted[:-1])
     for node in world.nodes:
-        assert len(set(_positions(node))) == len(_positions(node))
+        assert len({sample.position for sample in node.trained}) == len(node.trained)
         assert not any(step.is_idle for step in node.taken)
-    if config.quota_samples is None or emitted < config.quota_samples:
-        assert any(len(_positions(node)) == len(node.shard) for node in world.nodes)
+    if emitted[-1] < quota:
+        assert any(len(node.trained) == len(node.shard) for node in world.nodes)
 
 
 @given(SHARDS, configs(), SEEDS)
@@ -101,8 +96,7 @@ def test_a_failure_ends_all_in_one_round_with_one_cause(
     (finish,) = set(world.get_finishes())
     assert finish.outcome.kind in (OutcomeKind.COMPLETE, OutcomeKind.FAILED)
     assert finish.outcome.rank == (rank if finish.outcome.kind is OutcomeKind.FAILED else None)
-    offers = [[e for _, effects in node.events for e in effects if isinstance(e, PostOffer)] for node in world.nodes]
-    assert len(set(map(len, offers))) == 1
+    assert len({sum(isinstance(effect, PostOffer) for effect in node.posted) for node in world.nodes}) == 1
     assert {len(node.taken) for node in world.nodes} == {finish.step_limit}
 
 
@@ -166,3 +160,13 @@ def test_an_urge_for_nothing_changes_no_batch(
         moment += 1
     assert world.is_over
     assert [node.taken for node in world.nodes] == [node.taken for node in plain.nodes]
+
+
+def test_the_mode_says_when_an_epoch_ends() -> None:
+    """Spec: R1.5. Checks: COVER, QUOTA."""
+    shards = [[8, 8, 8], [8]]
+    join = run(shards, make_config())
+    assert [len(node.taken) for node in join.nodes] == [3, 3]
+    quota = run(shards, make_config(mode=Mode.QUOTA))
+    assert [len(node.taken) for node in quota.nodes] == [1, 1]
+    assert not any(step.is_idle for node in quota.nodes for step in node.taken)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from odb_ref.core.config import Config
-from odb_ref.core.resume import Checkpoint
-from odb_ref.core.types import Mode, Step
+from odb_ref.core.types import Mode
 from tests.helpers.world import World, make_config, make_shards
 
 SHARDS = [[3, 4, 1, 9, 2, 8, 8, 1, 1, 5], [2], [], [5, 1, 5, 2, 7, 7, 3]]
@@ -20,10 +19,6 @@ CONFIGS = [
 QUOTA_SHARDS = [[3, 4, 1, 9, 2, 8], [2, 8, 8, 8], [1, 1, 1, 8, 8]]
 
 
-def _save_after(world: World) -> list[Checkpoint]:
-    return [node.ledger.compute_checkpoint() for node in world.nodes]
-
-
 @pytest.mark.parametrize("config", CONFIGS, ids=["join", "ramp and age", "limit", "quota", "quota cut"])
 def test_going_on_after_any_step_gives_the_same_steps(config: Config) -> None:
     """Spec: R10, R10.1, R10.2. Checks: RESUME, REPLAY."""
@@ -35,15 +30,14 @@ def test_going_on_after_any_step_gives_the_same_steps(config: Config) -> None:
     assert total > 3 or config.mode is Mode.QUOTA
     for count in range(total + 1):
         stops = dict.fromkeys(range(len(shards)), count)
-        checkpoints = _save_after(World(config, shards, seed=count, stops=stops).run())
+        checkpoints = World(config, shards, seed=count, stops=stops).run().save()
         rest = World(config, shards, seed=99 - count, checkpoints=checkpoints).run()
         assert rest.is_over
         for rank, node in enumerate(rest.nodes):
             skipped = checkpoints[rank].taken_steps
-            again = node.taken[:skipped]
-            assert [s.position for step in again for s in step.group] == [*checkpoints[rank].taken]
-            expected: list[Step] = whole.nodes[rank].taken[count:]
-            assert node.taken[skipped:] == expected
+            again = [sample.position for step in node.taken[:skipped] for sample in step.group]
+            assert again == [*checkpoints[rank].taken]
+            assert node.taken[skipped:] == whole.nodes[rank].taken[count:]
 
 
 def test_a_checkpoint_tells_another_world_size_what_was_taken() -> None:
@@ -52,6 +46,6 @@ def test_a_checkpoint_tells_another_world_size_what_was_taken() -> None:
     total = len(World(make_config(), shards).run().nodes[0].taken)
     for count in range(total + 1):
         world = World(make_config(), shards, seed=count, stops=dict.fromkeys(range(4), count)).run()
-        for node, checkpoint in zip(world.nodes, _save_after(world), strict=True):
-            taken = {sample.position for step in node.taken for sample in step.group}
-            assert {s.position for s in node.shard if checkpoint.is_taken(s.position)} == taken
+        for node, checkpoint in zip(world.nodes, world.save(), strict=True):
+            taken = {sample.position for sample in node.trained}
+            assert {sample.position for sample in node.shard if checkpoint.is_taken(sample.position)} == taken

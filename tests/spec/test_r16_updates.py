@@ -81,13 +81,7 @@ def list_expected(samples: int, update_samples: int, bad: Collection[int] = ()) 
     st.randoms(use_true_random=False),
 )
 def test_an_update_holds_its_places(
-    lengths: list[int],
-    ranks: int,
-    more: int,
-    is_shared: bool,
-    layout: Layout,
-    order: StepOrder,
-    rng: random.Random,
+    lengths: list[int], ranks: int, more: int, is_shared: bool, layout: Layout, order: StepOrder, rng: random.Random
 ) -> None:
     """Spec: R16, R16.1, R16.2, R16.3, R16.5, R16.8. Checks: UPDATE, COVER, ALIGN, WEIGHT."""
     size, seed = ranks + more, rng.randint(0, 9999)
@@ -154,7 +148,7 @@ def test_an_update_goes_on_where_it_was_saved(
     whole = make_world(lengths, ranks, size, **options).run()  # type: ignore[arg-type]
     stop = rng.randint(0, len(whole.nodes[0].taken))
     saved = make_world(lengths, ranks, size, stops=dict.fromkeys(range(ranks), stop), **options).run()  # type: ignore[arg-type]
-    checkpoints = [node.ledger.compute_checkpoint() for node in saved.nodes]
+    checkpoints = saved.save()
     before = [
         node.shard[: checkpoint.start.read_samples] for node, checkpoint in zip(saved.nodes, checkpoints, strict=True)
     ]

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from itertools import combinations, pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odb_ref.core.batching.grouping import compute_groups
+from odb_ref.core.batching.grouping import compute_groups, compute_rows
 from odb_ref.core.batching.layouts import Layout
-from odb_ref.core.effects import Read
 from odb_ref.core.types import Sample
 from tests.helpers.partitions import count_fewest
-from tests.helpers.world import World, make_config, make_shard, run
+from tests.helpers.world import World, make_config, make_shard
 
 LENGTHS = st.lists(st.integers(1, 12), max_size=8)
 
 
-@given(LENGTHS, st.integers(1, 20), st.randoms(use_true_random=False))
-def test_groups_depend_on_the_set_of_samples_only(lengths: list[int], budget: int, random: object) -> None:
-    """Spec: R2, R2.1. Checks: REPLAY."""
+@given(LENGTHS, st.integers(1, 20), st.sampled_from(Layout), st.randoms(use_true_random=False))
+def test_groups_depend_on_the_set_of_samples_only(
+    lengths: list[int], budget: int, layout: Layout, random: object
+) -> None:
+    """Spec: R2, R2.1, R2.5. Checks: REPLAY."""
     samples = list(make_shard(lengths))
     shuffled = samples[:]
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert compute_groups(samples, budget) == compute_groups(shuffled, budget)
+    assert layout.compute_groups(samples, budget, ()) == layout.compute_groups(shuffled, budget, ())
 
 
 def test_the_sweep_starts_at_the_shortest_and_groups_begin_with_the_longest() -> None:
@@ -70,13 +72,6 @@ def test_each_resource_can_be_what_fills_a_group() -> None:
     assert [[sample.position for sample in group] for group in groups] == [[1, 0], [2], [4, 3], [5]]
 
 
-@given(AMOUNTS, st.integers(1, 40))
-def test_limits_that_never_bind_change_no_group(items: list[tuple[int, int, int]], budget: int) -> None:
-    """Spec: R2.1."""
-    samples = make_shard([length for length, *_ in items], costs=[(a, b) for _, a, b in items])
-    assert compute_groups(samples, budget, (1000, 1000)) == compute_groups(samples, budget)
-
-
 def test_windows_ramp_up_and_are_refilled_to_their_size() -> None:
     """Spec: R2.3."""
     config = make_config(window_samples=10, ramp_rounds=2, budget_tokens=1000)
@@ -84,14 +79,6 @@ def test_windows_ramp_up_and_are_refilled_to_their_size() -> None:
     assert make_config(window_samples=1, ramp_rounds=3).compute_window_samples(0) == 1
     world = World(config, [make_shard([1] * 30)]).run()
     assert [len(group) for group in world.get_groups(0)] == [2, 5, 10, 10, 3]
-
-
-def test_what_is_carried_counts_towards_the_window() -> None:
-    """Spec: R2.3."""
-    world = run([[8] * 12, [1] * 12], make_config(window_samples=4))
-    reads = [effect.count for _, effects in world.nodes[0].events for effect in effects if isinstance(effect, Read)]
-    # Rank 1 makes one group of each window, so rank 0 emits one and carries three. Then their age makes it emit more.
-    assert reads[:3] == [1, 1, 1]
 
 
 @given(st.lists(st.integers(1, 20), max_size=30), st.integers(1, 60))
@@ -105,3 +92,14 @@ def test_a_packed_group_fits_the_budget_in_sum_and_no_two_fit_together(lengths: 
         assert len(group) == 1 or layout.compute_tokens(group) <= budget
         assert [sample.length for sample in group] == sorted((sample.length for sample in group), reverse=True)
     assert not any(layout.compute_tokens(a + b) <= budget for a, b in combinations(groups, 2))
+
+
+@pytest.mark.parametrize(
+    ("limits", "positions"), [((2, 3), [[0], [1], [2]]), ((3, 3), [[0, 1], [2]]), ((2, 9), [[0, 2], [1]])]
+)
+def test_every_limit_of_a_row_is_kept_and_one_over_it_travels_alone(
+    limits: tuple[int, int], positions: list[list[int]]
+) -> None:
+    """Spec: R2.5."""
+    samples = make_shard([3, 2, 1], costs=[(2, 0), (1, 0), (0, 9)])
+    assert [[sample.position for sample in row] for row in compute_rows(samples, 8, limits)] == positions

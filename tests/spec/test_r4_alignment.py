@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,16 +87,6 @@ def test_nothing_is_carried_for_longer_than_the_age_allows(shards: list[list[int
         assert all(step.round - first_held[rank][s.position] <= age for step in node.taken for s in step.group)
 
 
-def test_counts_are_summed_over_ranks() -> None:
-    """Spec: R4.5. Checks: WEIGHT."""
-    world = run([[3, 2, 8], [5]], make_config())
-    steps = list(zip(*(node.taken for node in world.nodes), strict=True))
-    for left, right in steps:
-        assert left.global_counts == right.global_counts == compute_counts(left.group) + compute_counts(right.group)
-    assert compute_counts(()) == StepCounts(0, 0, 0)
-    assert sum(left.global_counts.samples for left, _ in steps) == 4
-
-
 def test_counts_say_of_each_resource_whether_any_rank_uses_it() -> None:
     """Spec: R4.5. Checks: WEIGHT. An idle step counts zero of each, and zeros add up to zero for any number of ranks."""
     costs = [[(0, 3), (0, 0), (7, 0)], [(0, 5)]]
@@ -114,19 +102,6 @@ def test_counts_say_of_each_resource_whether_any_rank_uses_it() -> None:
     assert ZERO_COUNTS + compute_counts((), 2) == compute_counts((), 2)
     held = StepCounts(2, 9, 4, (1, 5))
     assert held + ZERO_COUNTS == ZERO_COUNTS + held == StepCounts.from_row(held.to_row()) == held
-
-
-@given(st.integers(1, 20), st.integers(0, 50))
-def test_the_quota_cuts_the_round_after_the_step_that_reaches_it(quota: int, seed: int) -> None:
-    """Spec: R4.6. Checks: QUOTA."""
-    shards = [[1, 2, 5, 6, 7, 8, 1, 1], [3, 3, 3, 3, 8, 8, 8, 8]]
-    world = run(shards, make_config(mode=Mode.QUOTA, quota_samples=quota), seed=seed)
-    assert world.is_over
-    assert len({len(node.taken) for node in world.nodes}) == 1
-    totals = list(accumulate(step.global_counts.samples for step in world.nodes[0].taken))
-    assert all(total < quota for total in totals[:-1])
-    if totals[-1] < quota:  # otherwise a rank had run dry
-        assert any(sum(map(len, world.get_groups(rank))) == len(shard) for rank, shard in enumerate(shards))
 
 
 def test_a_rank_that_has_met_the_quota_offers_nothing() -> None:

@@ -81,5 +81,4 @@ def test_no_sample_leaves_in_a_later_step_than_one_behind_it(
     """Spec: R2.6, R4.1, R4.8. Checks: ORDER. This holds whatever is carried, split, cut or due."""
     config = make_config(order=StepOrder.SAMPLER, layout=layout, mode=mode, max_age_rounds=age, rule=get_rule(rule))
     for node in World(config, make_shards(lengths), seed=age).run().nodes:
-        taken = [sample.position for step in node.taken for sample in step.group]
-        assert taken == list(range(len(taken)))
+        assert [sample.position for sample in node.trained] == list(range(len(node.trained)))

@@ -7,7 +7,6 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from odb_ref.core.config import Config
@@ -15,7 +14,7 @@ from odb_ref.core.events import LocalFailed, PeerLost, Urged
 from odb_ref.trace.format import TraceError, decode_config, encode_event
 from odb_ref.trace.reading import read_trace
 from odb_ref.trace.writing import TraceWriter
-from tests.helpers.schema import SCHEMA
+from tests.helpers.schema import SCHEMA, VALIDATOR
 from tests.helpers.world import World, make_config, make_shards, run
 
 SHARDS = [[3, 4, 1, 9, 2, 8, 8], [2], [], [5] * 7]
@@ -37,12 +36,11 @@ def _write(world: World, path: Path) -> None:
 def test_every_line_of_a_trace_has_the_schema(case: dict[str, object], tmp_path: Path) -> None:
     """Spec: R9, R9.2, R9.3."""
     _write(run(SHARDS, make_config(), **case), tmp_path / "t.ndjson")
-    validator = jsonschema.Draft202012Validator(SCHEMA)
     lines = (tmp_path / "t.ndjson").read_text().splitlines()
     kinds = set()
     for line in lines:
         data = json.loads(line)
-        validator.validate(data)
+        VALIDATOR.validate(data)
         kinds |= {effect["kind"] for effect in data.get("effects", ())}
     assert kinds >= {"read", "post_offer", "finish"}
     assert ("post_report" in kinds) == ("fails" in case)
@@ -71,7 +69,6 @@ def test_costs_and_limits_are_written_where_there_are_any(tmp_path: Path) -> Non
     """Spec: R9.2, R1.4."""
     _write(World(make_config(limits=(4, 6)), make_shards(SHARDS, COSTS)).run(), tmp_path / "limits")
     _write(run(SHARDS, make_config()), tmp_path / "none")
-    validator = jsonschema.Draft202012Validator(SCHEMA)
     for name, limits, width in (("limits", [4, 6], 6), ("none", None, 4)):
         header, *records = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
         assert header["config"].get("limits") == limits
@@ -81,9 +78,9 @@ def test_costs_and_limits_are_written_where_there_are_any(tmp_path: Path) -> Non
         rows = [row for record in records if record["event"] for row in record["event"].get("samples", ())]
         assert {len(row) for row in rows} == {width}
         for line in (header, *records):
-            validator.validate(line)
+            VALIDATOR.validate(line)
     rows[0].append(-1)
-    assert not all(map(validator.is_valid, records))
+    assert not all(map(VALIDATOR.is_valid, records))
 
 
 def test_a_simulated_trace_has_the_schema(tmp_path: Path) -> None:
@@ -92,24 +89,21 @@ def test_a_simulated_trace_has_the_schema(tmp_path: Path) -> None:
     path = tmp_path / "t.ndjson"
     options = "--ranks 2 --token-budget 4096 --window 8 --samples 40 --seed 5 --trace"
     assert cli.main(["simulate", "gsm8k", *options.split(), str(path)]) in (0, None)
-    validator = jsonschema.Draft202012Validator(SCHEMA)
     lines = path.read_text().splitlines()
     for line in lines:
-        validator.validate(json.loads(line))
+        VALIDATOR.validate(json.loads(line))
     assert len(lines) > 40
 
 
 def test_the_schema_knows_events_no_run_above_holds() -> None:
     """Spec: R9.2."""
-    validator = jsonschema.Draft202012Validator(SCHEMA)
     for event in (LocalFailed("x"), PeerLost(None, "x"), PeerLost(2, "x"), Urged()):
-        validator.validate({"rank": 0, "event": encode_event(event), "effects": []})
+        VALIDATOR.validate({"rank": 0, "event": encode_event(event), "effects": []})
 
 
 def test_a_tampered_line_is_refused(tmp_path: Path) -> None:
     """Spec: R9. The schema must be able to fail."""
     _write(run(SHARDS, make_config()), tmp_path / "t.ndjson")
-    validator = jsonschema.Draft202012Validator(SCHEMA)
     header, *records = [json.loads(line) for line in (tmp_path / "t.ndjson").read_text().splitlines()]
     collate = next(r for r in records if any(e["kind"] == "collate" for e in r["effects"]))
 
@@ -130,4 +124,4 @@ def test_a_tampered_line_is_refused(tmp_path: Path) -> None:
         (collate, ["effects", 0, "steps", 0, "extra"], 0),
         (collate, ["effects", 0, "steps"], []),
     ):
-        assert not validator.is_valid(tamper(record, path, value)), path
+        assert not VALIDATOR.is_valid(tamper(record, path, value)), path

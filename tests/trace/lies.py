@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from odb_ref.core.types import Mode
-from odb_ref.trace.check import check_traces
+from odb_ref.trace.check import Property, check_traces
+from odb_ref.trace.check.verdict import JobVerdict, PropertyVerdict
 from tests.helpers.tamper import Tampered
 from tests.helpers.world import Fault, make_configs, run_by_arrival
 
@@ -32,14 +33,18 @@ def run(path: Path, *faults: Fault, **settings: Any) -> Tampered:
     return Tampered(path)
 
 
-def tell(path: Path, *, is_replayed: bool = False) -> list[str]:
-    """Returns the violations in the trace at ``path``, each beginning with the property."""
-    return [str(item) for item in check_traces([path], is_replayed=is_replayed).violations]
+def tell(*paths: Path, is_replayed: bool = False) -> list[str]:
+    """Returns the violations in these traces, each beginning with the property."""
+    return [str(item) for item in check_traces(paths, is_replayed=is_replayed).violations]
 
 
-def find_broken(path: Path, *, is_replayed: bool = False) -> set[str]:
-    """Returns the properties that the trace at ``path`` breaks."""
-    return {line.split()[0] for line in tell(path, is_replayed=is_replayed)}
+def find_broken(*paths: Path, is_replayed: bool = False) -> set[str]:
+    """Returns the properties that these traces break."""
+    return {line.split()[0] for line in tell(*paths, is_replayed=is_replayed)}
+
+
+def get_verdict(job: JobVerdict, property_: Property) -> PropertyVerdict:
+    return next(item for item in job.properties if item.property is property_)
 
 
 @dataclass(frozen=True)

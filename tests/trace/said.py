@@ -17,7 +17,6 @@ from odb_ref.core.batching.cost import Cost, get_cost
 from odb_ref.core.types import Mode
 from odb_ref.trace.check import check_traces
 from odb_ref.trace.check.verdict import JobVerdict
-from tests.helpers.tamper import Tampered
 from tests.helpers.world import Fault, make_configs, run_by_arrival
 
 KEPT = Path(__file__).with_name("said.json")
@@ -34,6 +33,12 @@ TRUTHS: dict[str, tuple[dict[str, Any], tuple[Fault, ...]]] = {
     "a consumer that leaves": ({"depth_steps": 1}, (Fault("stop", 2, 60),)),
     "a rank that is killed": ({}, (Fault("kill", 0, 60),)),
 }
+
+
+def write(path: Path, *, faults: tuple[Fault, ...] = (), **settings: Any) -> list[Path]:
+    """Writes a true trace of these settings, and returns its file, or the file of each rank."""
+    options = {name: settings.pop(name) for name in ("is_one_file", "driver") if name in settings}
+    return run_by_arrival(SHARDS, make_configs(3, **settings), seed=5, faults=faults, trace=path, **options).paths
 
 
 def tell_truth(name: str, path: Path) -> list[str]:
@@ -68,7 +73,7 @@ def check_said(name: str, lines: list[str]) -> None:
 
 def main() -> None:
     """Prints the full text, and rewrites its digests."""
-    from tests.trace.test_resumed import TAMPERED, find_carrying
+    from tests.trace.test_resumed import TAMPERED, find_carrying, tamper_start
     from tests.trace.test_tampered import lie
 
     said: dict[str, list[str]] = {}
@@ -78,12 +83,8 @@ def main() -> None:
             said[name] = tell_truth(name, path)
         (job,) = check_traces(find_carrying(Path(folder)), is_replayed=True).jobs
         said["resumed"] = show(job)
-        for name, (change, _) in TAMPERED.items():
-            paths = find_carrying(Path(folder))
-            trace = Tampered(paths[0])
-            change(trace)
-            trace.write(paths[0])
-            said[f"a start: {name}"] = [str(item) for item in check_traces(paths).violations]
+        for name in TAMPERED:
+            said[f"a start: {name}"] = [str(item) for item in tamper_start(name, Path(folder))]
         for told in lie:
             said[told.name] = told.check(path)
     for name, lines in said.items():

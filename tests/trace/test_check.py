@@ -18,25 +18,24 @@ from odb_ref.core.machine import Machine
 from odb_ref.core.types import Mode
 from odb_ref.trace.check import Property, Status, check_traces
 from odb_ref.trace.check.own.groups import compute_fewest_groups
-from odb_ref.trace.format import TraceError
 from odb_ref.trace.writing import TraceWriter
 from tests.helpers.commands import refuse
 from tests.helpers.effort import few
 from tests.helpers.partitions import count_fewest
 from tests.helpers.tamper import Tampered
 from tests.helpers.world import Fault, World, make_config, make_configs, make_shards, run_by_arrival
-
-SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(30 - 9 * rank)] for rank in range(3)]
-
-
-def run(path: Path, *, faults: tuple[Fault, ...] = (), **values: Any) -> list[Path]:
-    options = {name: values.pop(name) for name in ("is_one_file", "driver") if name in values}
-    return run_by_arrival(SHARDS, make_configs(3, **values), seed=5, faults=faults, trace=path, **options).paths
+from tests.trace.lies import find_broken, get_verdict
+from tests.trace.said import SHARDS
+from tests.trace.said import write as run
 
 
 @settings(max_examples=few(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_the_machine_does_the_checker_accepts(data: st.DataObject, tmp_path: Path) -> None:
+    """Spec: R6, R6.1, R6.2, R6.3, R6.5, R6.6. Checks: ALIGN, ONCE, RELEASE, TERM.
+
+    `tests.trace.lies` shows that it refuses a second read, another round, other counts, and steps before they are collated.
+    """
     world_size = data.draw(st.integers(1, 4))
     lengths = st.lists(st.integers(1, 30), max_size=14)
     mode = data.draw(st.sampled_from(Mode))
@@ -64,9 +63,7 @@ def test_whatever_the_machine_does_the_checker_accepts(data: st.DataObject, tmp_
     verdict = check_traces(world.paths, is_replayed=True)
     assert verdict.violations == ()
     assert verdict.jobs[0].get_status(Property.REPLAY) is Status.HOLDS
-    assert verdict.jobs[0].samples == max(
-        sum(len(step.group) for rank in world.nodes for step in rank.taken), verdict.jobs[0].samples
-    )
+    assert verdict.jobs[0].samples >= sum(len(node.trained) for node in world.nodes)
 
 
 @given(st.lists(st.integers(1, 12), max_size=7), st.integers(1, 30))
@@ -103,22 +100,12 @@ def test_a_file_that_is_given_twice_is_refused(tmp_path: Path) -> None:
         check_traces([*paths, tmp_path / "." / paths[1].name])
 
 
-def test_fewest_does_not_apply_where_there_are_limits(tmp_path: Path) -> None:
-    job = check_traces(run(tmp_path / "t", limits=(9, 7)), is_replayed=True).jobs[0]
-    assert job.is_ok
-    (fewest,) = (item for item in job.properties if item.property is Property.FEWEST)
-    assert (fewest.status, fewest.reason) == (Status.NOT_APPLICABLE, "several resources")
-    assert job.get_status(Property.BUDGET) is Status.HOLDS
-    assert check_traces(run(tmp_path / "u")).jobs[0].get_status(Property.FEWEST) is Status.HOLDS
-
-
 def test_a_packed_trace_is_judged_by_its_sums(tmp_path: Path) -> None:
     """Spec: R2.4, R2.5. Checks: BUDGET."""
     (path,) = run(tmp_path / "t", layout=Layout.PACKED)
     job = check_traces([path], is_replayed=True).jobs[0]
     assert job.is_ok
-    (fewest,) = (item for item in job.properties if item.property is Property.FEWEST)
-    assert (fewest.status, fewest.reason) == (Status.NOT_APPLICABLE, "packed layout")
+    assert get_verdict(job, Property.FEWEST).reason == "packed layout"
     assert job.get_status(Property.BUDGET) is Status.HOLDS
 
     def find(old: str, new: str) -> set[str]:
@@ -126,20 +113,36 @@ def test_a_packed_trace_is_judged_by_its_sums(tmp_path: Path) -> None:
         assert old in text
         changed = tmp_path / "changed"
         changed.write_text(text.replace(old, new))
-        return {str(item.property) for item in check_traces([changed]).violations}
+        return find_broken(changed)
 
     assert "BUDGET" in find('"layout":"packed",', ""), "as padded groups they are over the budget"
     assert "FEWEST" in find('"groups_max":3', '"groups_max":2')
 
 
-def test_ranks_with_different_limits_end_in_a_mismatch_that_the_checker_accepts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"limits": (9, 7)}, "limits is [9, 7], rank 0 has None"),
+        ({"budget_tokens": 7}, "budget_tokens is 7, rank 0 has 40"),
+        ({"rule": "paper"}, "rule is 'paper', rank 0 has 'odb'"),
+        (
+            {"mode": Mode.QUOTA, "max_age_rounds": 2},
+            "max_age_rounds is 2, rank 0 has 4; mode is 'quota', rank 0 has 'join'",
+        ),
+    ],
+)
+def test_ranks_configured_differently_end_in_a_mismatch_that_the_checker_accepts(
+    change: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    """Spec: R7.3. Checks: ABORT. They never take a step."""
     configs = make_configs(3)
-    configs[1] = make_configs(3, limits=(9, 7))[1]
-    (path,) = run_by_arrival(SHARDS, configs, trace=tmp_path / "t").paths
-    job = check_traces([path]).jobs[0]
-    assert job.violations == ()
+    configs[1] = make_configs(3, **change)[1]
+    world = run_by_arrival(SHARDS, configs, trace=tmp_path / "t")
+    assert not any(node.taken for node in world.nodes)
+    job = check_traces([tmp_path / "t"], is_replayed=True).jobs[0]
+    assert job.is_ok
     assert job.get_status(Property.BUDGET) is Status.NOT_APPLICABLE, "judged by the limits of rank 0"
-    assert job.outcome == "mismatch by rank 1: limits is [9, 7], rank 0 has None"
+    assert job.outcome == f"mismatch by rank 1: {told}"
 
 
 def test_where_a_quota_meets_windows_bounded_in_bytes_samples_may_wait(tmp_path: Path) -> None:
@@ -162,12 +165,6 @@ def test_a_full_disk_is_said_with_the_name_of_the_trace() -> None:
         TraceWriter("/dev/full", make_config(), driver="test")
 
 
-def test_a_rank_whose_file_is_not_given_is_missing(tmp_path: Path) -> None:
-    paths = run(tmp_path / "t", is_one_file=False)
-    verdict = check_traces(paths[:2])
-    assert [str(item) for item in verdict.violations] == ["FREE rank 2 round - step -: no trace of this rank"]
-
-
 def test_a_file_with_no_more_than_a_header_is_a_rank_that_did_nothing(tmp_path: Path) -> None:
     paths = run(tmp_path / "t", is_one_file=False, faults=(Fault("kill", 1, 40),))
     trace = Tampered(paths[1])
@@ -177,20 +174,6 @@ def test_a_file_with_no_more_than_a_header_is_a_rank_that_did_nothing(tmp_path: 
     assert [str(item) for item in check_traces([paths[1]]).violations] == [
         f"FREE rank {rank} round - step -: no trace of this rank" for rank in range(3)
     ]
-
-
-def test_a_rank_that_was_killed_needs_no_finish_when_the_others_say_so(tmp_path: Path) -> None:
-    paths = run(tmp_path / "t", is_one_file=False, faults=(Fault("kill", 1, 40),))
-    verdict = check_traces(paths)
-    assert verdict.violations == ()
-    assert verdict.jobs[0].outcome == "lost by rank 1: process gone"
-    assert verdict.jobs[0].get_status(Property.COVER) is Status.NOT_APPLICABLE
-
-
-def test_a_folder_is_judged_with_its_compressed_traces(tmp_path: Path) -> None:
-    (path,) = run(tmp_path / "t.ndjson.gz")
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    assert {item.property for item in check_traces([tmp_path]).violations} == {Property.FREE}
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -227,7 +210,7 @@ def test_answers_that_no_order_of_events_can_explain_are_refused(tmp_path: Path)
         post["effects"].remove(effect)
         agreed["effects"].append(effect)
         trace.write(path)
-    assert Property.RELEASE in {item.property for item in check_traces(paths).violations}
+    assert "RELEASE" in find_broken(*paths)
 
 
 def test_what_does_not_apply_is_not_passed(tmp_path: Path) -> None:
@@ -248,17 +231,6 @@ def test_what_does_not_apply_is_not_passed(tmp_path: Path) -> None:
     assert job.get_status(Property.ABORT) is Status.HOLDS
 
 
-def test_ranks_with_different_configurations_are_told_apart(tmp_path: Path) -> None:
-    configs = make_configs(3)
-    configs[1] = make_configs(3, budget_tokens=7)[1]
-    path = tmp_path / "t"
-    run_by_arrival(SHARDS, configs, trace=path)
-    job = check_traces([path], is_replayed=True).jobs[0]
-    assert job.outcome == "mismatch by rank 1: budget_tokens is 7, rank 0 has 40"
-    assert job.is_ok
-    assert job.get_status(Property.BUDGET) is Status.NOT_APPLICABLE
-
-
 def test_ranks_that_complete_with_different_configurations_are_refused(tmp_path: Path) -> None:
     paths = run(tmp_path / "t", is_one_file=False)
     trace = Tampered(paths[2])
@@ -268,54 +240,6 @@ def test_ranks_that_complete_with_different_configurations_are_refused(tmp_path:
     assert {(item.property, item.rank) for item in violations} == {(Property.ABORT, 2)}
     assert "continues with the fingerprint" in violations[0].what
     assert "completes with another configuration than other ranks" in {item.what for item in violations}
-
-
-@settings(max_examples=few(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_no_malformed_trace_crashes_the_checker(data: st.DataObject, tmp_path: Path) -> None:
-    """For any value anywhere, the result is a verdict or a TraceError."""
-    path = tmp_path / "whole"
-    if not path.exists():
-        run(path, faults=(Fault("fail", 0, 120),))
-    trace = Tampered(path)
-    target: Any = data.draw(st.sampled_from([trace.header, *trace.records]))
-    while True:
-        keys = list(target) if isinstance(target, dict) else list(range(len(target)))
-        key = data.draw(st.sampled_from(keys))
-        if not isinstance(target[key], dict | list) or not target[key] or data.draw(st.booleans()):
-            break
-        target = target[key]
-    junk = st.none() | st.booleans() | st.integers(-3, 9) | st.text(max_size=3) | st.just([]) | st.just({})
-    target[key] = data.draw(junk | st.just([[]]) | st.just([{}]) | st.floats())
-    try:
-        check_traces([trace.write(tmp_path / "bad")], is_replayed=data.draw(st.booleans()))
-    except TraceError as error:
-        assert str(tmp_path / "bad") in str(error)
-
-
-@settings(max_examples=few(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_no_order_of_records_crashes_the_checker(data: st.DataObject, tmp_path: Path) -> None:
-    """With records lost, doubled and moved, the result is a verdict, and a bad one if a record that matters is lost."""
-    path = tmp_path / "whole"
-    if not path.exists():
-        run(path)
-    trace = Tampered(path)
-    for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(trace.records) - 1))
-        record = trace.records[place]
-        match data.draw(st.sampled_from(["lose", "double", "move", "give"])):
-            case "lose":
-                del trace.records[place]
-            case "double":
-                trace.records.insert(place, record)
-            case "move":
-                del trace.records[place]
-                trace.records.insert(data.draw(st.integers(0, len(trace.records))), record)
-            case "give":
-                trace.records[place] = record | {"rank": (record["rank"] + 1) % 3}
-    verdict = check_traces([trace.write(tmp_path / "bad")], is_replayed=data.draw(st.booleans()))
-    assert len(verdict.jobs) == 1
 
 
 # The command -------------------------------------------------------------------------------------------------------
@@ -370,6 +294,6 @@ def test_a_file_that_cannot_be_read_is_one_line_and_status_2(
 
 
 def test_a_folder_is_all_the_traces_in_it(tmp_path: Path) -> None:
-    paths = [path.rename(path.with_name(f"{path.name}.ndjson")) for path in run(tmp_path / "t")]
+    paths = [*run(tmp_path / "t.ndjson"), *run(tmp_path / "u.ndjson.gz", driver="another")]
     (tmp_path / "notes.txt").write_text("not a trace")
     assert [Path(path) for job in check_traces([tmp_path]).jobs for path in job.paths] == sorted(paths)

@@ -15,18 +15,14 @@ from odb_ref.trace.check import Follower, Violation, check_traces
 from odb_ref.trace.format import TraceError
 from tests.helpers.commands import refuse
 from tests.helpers.tamper import Tampered
-from tests.helpers.world import Fault, make_configs, run_by_arrival
+from tests.helpers.world import Fault
+from tests.trace.said import write
 
-SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(30 - 9 * rank)] for rank in range(3)]
 
-
-def record(folder: Path, *, is_one_file: bool = True, faults: tuple[Fault, ...] = (), **settings: Any) -> list[Path]:
+def record(folder: Path, **options: Any) -> list[Path]:
     """Records the traces of a finished job elsewhere. The followed files are written from them bit by bit."""
     folder.mkdir(exist_ok=True)
-    path = folder / "t.ndjson"
-    return run_by_arrival(
-        SHARDS, make_configs(3, **settings), seed=5, faults=faults, trace=path, is_one_file=is_one_file
-    ).paths
+    return write(folder / "t.ndjson", **options)
 
 
 @pytest.fixture
@@ -41,6 +37,11 @@ def lines(source: Path) -> list[bytes]:
     return source.read_bytes().splitlines(keepends=True)
 
 
+def append(path: Path, *pieces: bytes) -> None:
+    with path.open("ab") as file:
+        file.writelines(pieces)
+
+
 class Growing:
     """Files that grow into copies of others, some bytes at a time, in turn."""
 
@@ -53,8 +54,7 @@ class Growing:
         for place, path in enumerate(self.paths):
             piece, self._rest[place] = self._rest[place][:size], self._rest[place][size:]
             if piece:
-                with path.open("ab") as file:
-                    file.write(piece)
+                append(path, piece)
         return any(self._rest)
 
 
@@ -96,28 +96,15 @@ def test_what_is_wrong_is_told_when_it_is_written_and_once(source: Path, tmp_pat
     path.write_bytes(b"".join(lines[: place + 1]))
     assert follower.advance()
     assert told == []
-    with path.open("ab") as file:
-        file.write(lines[place + 1])
+    append(path, lines[place + 1])
     assert follower.advance()
     assert str(told[0]).startswith("WEIGHT rank 1 round 1 step -: is told other counts")
     assert {item.rank for item in told} == {1}
-    with path.open("ab") as file:
-        file.write(b"".join(lines[place + 2 :]))
+    append(path, *lines[place + 2 :])
     follower.advance()
     assert follower.is_done
     assert len(told) == len({str(item) for item in told})
     assert set(told) <= set(follower.end().violations)
-
-
-def test_a_job_that_stops_in_the_middle_is_told_at_the_end(source: Path, tmp_path: Path) -> None:
-    path = tmp_path / "t.ndjson"
-    path.write_bytes(source.read_bytes()[:5000])
-    follower = Follower([path], lambda violation: None)
-    follower.advance()
-    assert not follower.is_done
-    violations = follower.end().violations
-    assert {str(item.property) for item in violations} == {"FREE"}
-    assert "deadlocked or cut off" in violations[0].what
 
 
 def test_a_malformed_line_is_told_at_once(lines: list[bytes], tmp_path: Path) -> None:
@@ -125,8 +112,7 @@ def test_a_malformed_line_is_told_at_once(lines: list[bytes], tmp_path: Path) ->
     path.write_bytes(b"".join(lines[:5]) + b'{"rank":')
     follower = Follower([path], lambda violation: None)
     follower.advance()  # half a line is not malformed
-    with path.open("ab") as file:
-        file.write(b"}\n")
+    append(path, b"}\n")
     with pytest.raises(TraceError, match=":6: not JSON"):
         follower.advance()
 
@@ -194,7 +180,7 @@ def test_the_command_gives_up_waiting_and_says_so(
     assert main(["check", "--follow", "--patience", "0.5", str(path)]) == 1
     assert time.monotonic() - started_s < 20
     lines = capsys.readouterr().out.splitlines()
-    assert sum("deadlocked or cut off" in line for line in lines) == 3
+    assert [line.split()[0] for line in lines if "deadlocked or cut off" in line] == ["FREE"] * 3
     assert "no trace was written" in refuse(capsys, ["check", "--follow", "--patience", "0", str(tmp_path / "none")])
 
 

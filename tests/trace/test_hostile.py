@@ -69,11 +69,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "more supervised than there are": (set_sample(3, 500), "expected id, position, length"),
     "a negative position": (set_sample(1, -1), "expected id, position, length"),
     "a world of 10^12": (set_header(world_size=BIG), "a world of 1000000000000 ranks"),
-    "a world of nobody": (set_header(world_size=0), "a world of 0 ranks"),
-    "two world sizes": (lambda path: replace(path, '"world_size":2', '"world_size":3'), "of 2 ranks, the header of 3"),
-    "a window of 0": (set_header(window_samples=0), "window_samples 0"),
     "a mode that is a list": (set_header(mode=[[[[]]]]), "has the mode"),
-    "a negative epoch": (set_header(epoch=-1), "epoch -1"),
     "bytes that are not text": (lambda path: path.write_bytes(path.read_bytes() + b"\xff\xfe\n"), "can't decode byte"),
     "a key that stands twice": (lambda path: replace(path, '"effects":', '"rank":1,"effects":'), "a key appears twice"),
     "a key that stands twice in the header": (
@@ -125,27 +121,27 @@ def run_limited(path: Path) -> subprocess.CompletedProcess[str]:
     return capture([sys.executable, "-c", program, str(path)], env=environment)
 
 
-def test_a_position_of_10_to_the_12_takes_no_memory(tmp_path: Path) -> None:
-    """Spec: R9.5. A gap is a violation, and is not written out."""
-    path = tmp_path / "t"
-    trace = write(path)
+def read_far_away(trace: Tampered) -> str:
+    """A gap is a violation, and is not written out."""
     trace.events("samples_read", 0)[-1]["samples"][-1][1] = BIG
     trace.effects("collate", 0)[-1]["steps"][0]["positions"][0] = BIG - 1
-    trace.write(path)
-    done = run_limited(path)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert f"reads position {BIG} after" in done.stdout
+    return f"reads position {BIG} after"
 
 
-def test_a_world_of_many_with_one_trace_takes_little(tmp_path: Path) -> None:
-    path = tmp_path / "t"
-    trace = write(path)
+def be_one_of_many(trace: Tampered) -> str:
     trace.header["world_size"] = 10**5
     trace.configure(world_size=10**5)
-    trace.write(path)
-    done = run_limited(path)
+    return "no trace of this rank"
+
+
+@pytest.mark.parametrize("change", [read_far_away, be_one_of_many])
+def test_a_great_number_takes_little_memory(change: Callable[[Tampered], str], tmp_path: Path) -> None:
+    """Spec: R9.5."""
+    trace = write(tmp_path / "t")
+    said = change(trace)
+    done = run_limited(trace.write(tmp_path / "t"))
     assert (done.returncode, done.stderr) == (1, "")
-    assert "no trace of this rank" in done.stdout
+    assert said in done.stdout
 
 
 def test_a_compressed_bomb_takes_no_memory(tmp_path: Path) -> None:
@@ -254,7 +250,7 @@ def test_a_pipe_can_be_checked_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_mutants_are_each_a_verdict_or_a_complaint() -> None:
-    """Spec: R9.5. A slice of what `python -m tests.soak.fuzz_check` does a million times."""
+    """Spec: R9.5. A slice of what `python -m tests.soak.fuzz_check` does a million times: any value anywhere, any order."""
     results, unseen = fuzz(few(2500), 11)
     assert min(results["malformed"], results["violated"], results["holds"]) > few(40), "the mutations reach all"
     # No checker can see names, or the order of what different ranks do at the same time.

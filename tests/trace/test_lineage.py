@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from tests.helpers.world import (
     AnyOrder,
     Fault,
     Node,
-    Shard,
     World,
     make_config,
     make_configs,
@@ -30,6 +30,7 @@ from tests.helpers.world import (
     run_by_arrival,
     write_trace,
 )
+from tests.trace.lies import find_broken, get_verdict
 from tests.trace.test_resumed import SHARDS
 
 STEPS = 6
@@ -46,36 +47,38 @@ def list_paths(folder: Path, name: str, ranks: int = len(SHARDS)) -> list[Path]:
     return [folder / f"{name}{rank}.ndjson" for rank in range(ranks)]
 
 
+def write_begun(folder: Path) -> tuple[list[Path], World]:
+    """Writes an epoch that stops after some steps."""
+    ranks, paths = range(len(SHARDS)), list_paths(folder, "a")
+    world = World(make_config(), SHARDS, schedule=AnyOrder(5), stops=dict.fromkeys(ranks, STEPS)).run()
+    write(paths, world.nodes, [Origin(run="r1", inputs=(make_input(rank, SHARDS[rank]),)) for rank in ranks])
+    return paths, world
+
+
 def write_job(folder: Path, lost: int | None = None) -> list[Path]:
-    """Writes an epoch that stops after some steps, and its rest. The rest has one sample of ``lost`` less, and says so."""
-    config, ranks = make_config(), range(len(SHARDS))
-    begun = World(config, SHARDS, schedule=AnyOrder(5), stops=dict.fromkeys(ranks, STEPS)).run()
-    saved = [node.ledger.compute_checkpoint() for node in begun.nodes]
+    """Writes such an epoch, and its rest. The rest has one sample of ``lost`` less, and says so."""
+    (first, begun), second = write_begun(folder), list_paths(folder, "b")
+    saved = begun.save()
     shards = [shard[:-1] if rank == lost else shard for rank, shard in enumerate(SHARDS)]
-    rest = World(config, shards, schedule=AnyOrder(7), checkpoints=saved).run()
-    taken = [make_lot(sample.id for step in node.taken for sample in step.group) for node in begun.nodes]
-    first, second = list_paths(folder, "a"), list_paths(folder, "b")
-    write(first, begun.nodes, [Origin(run="r1", inputs=(make_input(rank, SHARDS[rank]),)) for rank in ranks])
-    before = [OwnedLot(rank=rank, lot=taken[rank], steps=STEPS, run="r1") for rank in ranks]
-    origins = [Origin(run="r2", inputs=(make_input(r, shards[r]),), before=(before[r],)) for r in ranks]
+    rest = World(make_config(), shards, schedule=AnyOrder(7), checkpoints=saved).run()
+    origins = []
+    for rank, (node, shard) in enumerate(zip(begun.nodes, shards, strict=True)):
+        taken = make_lot(sample.id for sample in node.trained)
+        before = OwnedLot(rank=rank, lot=taken, steps=STEPS, run="r1")
+        origins.append(Origin(run="r2", inputs=(make_input(rank, shard),), before=(before,)))
     write(second, rest.nodes, origins, saved)
     return [*first, *second]
 
 
 def write_fewer_ranks(folder: Path) -> list[Path]:
     """Writes an epoch of four ranks that stops, and its rest on two."""
-    begun = World(make_config(), SHARDS, schedule=AnyOrder(5), stops=dict.fromkeys(range(4), STEPS)).run()
-    gone = {sample.id for node in begun.nodes for step in node.taken for sample in step.group}
+    (first, begun), second = write_begun(folder), list_paths(folder, "b", 2)
+    gone = {sample.id for node in begun.nodes for sample in node.trained}
     left = [sample for shard in SHARDS for sample in shard if sample.id not in gone]
-    halves: list[Shard] = [
-        tuple(type(sample)(sample.id, i, sample.length, sample.supervised) for i, sample in enumerate(left[rank::2]))
-        for rank in range(2)
-    ]
-    rest = World(make_config(), tuple(halves), schedule=AnyOrder(7)).run()
-    first, second = list_paths(folder, "a"), list_paths(folder, "b", 2)
-    write(first, begun.nodes, [Origin(run="r1", inputs=(make_input(rank, SHARDS[rank]),)) for rank in range(4)])
+    halves = [tuple(replace(sample, position=i) for i, sample in enumerate(left[rank::2])) for rank in range(2)]
+    rest = World(make_config(), halves, schedule=AnyOrder(7)).run()
     before = OwnedLot(lot=make_lot(gone), steps=STEPS, run="r1")
-    origins = [Origin(run="r2", inputs=(make_input(r, halves[r]),), before=(before,)) for r in range(2)]
+    origins = [Origin(run="r2", inputs=(make_input(rank, half),), before=(before,)) for rank, half in enumerate(halves)]
     write(second, rest.nodes, origins)
     return [*first, *second]
 
@@ -85,10 +88,6 @@ def small(tmp_path: Path) -> Path:
     """Returns the trace of a few samples."""
     run_by_arrival([[3, 5], [4]], make_configs(2), trace=tmp_path / "t")
     return tmp_path / "t"
-
-
-def tell(paths: Sequence[Path]) -> set[str]:
-    return {str(item.property) for item in check_traces(paths).violations}
 
 
 def change(path: Path, what: Callable[[Tampered], None]) -> None:
@@ -161,7 +160,7 @@ def test_a_forged_rest_is_refused(forge: Callable[[Tampered], None], tmp_path: P
     """Spec: R9.6. Checks: COVER, ONCE, RESUME."""
     paths = write_job(tmp_path)
     change(paths[4], forge)
-    assert set(REST[forge].split()) <= tell(paths)
+    assert set(REST[forge].split()) <= find_broken(*paths)
 
 
 def test_ids_exchanged_between_ranks_are_found(tmp_path: Path) -> None:
@@ -172,7 +171,7 @@ def test_ids_exchanged_between_ranks_are_found(tmp_path: Path) -> None:
     rows[0][0][0], rows[1][0][0] = rows[1][0][0], rows[0][0][0]
     first.write(paths[4])
     second.write(paths[5])
-    assert tell(paths) == {"COVER"}
+    assert find_broken(*paths) == {"COVER"}
 
 
 def test_a_rest_on_fewer_ranks_that_says_otherwise_is_refused(tmp_path: Path) -> None:
@@ -180,16 +179,16 @@ def test_a_rest_on_fewer_ranks_that_says_otherwise_is_refused(tmp_path: Path) ->
     paths = write_fewer_ranks(tmp_path)
     for path in paths[4:]:
         change(path, lambda trace: trace.header["before"][0].update(steps=STEPS - 1))
-    assert tell(paths) == {"RESUME"}
+    assert find_broken(*paths) == {"RESUME"}
 
 
 def test_an_epoch_that_a_run_begins_again_is_refused(tmp_path: Path) -> None:
     """Spec: R9.6. Checks: ONCE."""
     for name in ("a", "b"):
         run_by_arrival([[3, 5], [4]], make_configs(2), trace=tmp_path / name, run="the same")
-    assert tell([tmp_path / "a", tmp_path / "b"]) == {"ONCE"}
+    assert find_broken(tmp_path / "a", tmp_path / "b") == {"ONCE"}
     change(tmp_path / "b", lambda trace: trace.header.update(run="another"))
-    assert tell([tmp_path / "a", tmp_path / "b"]) == set()
+    assert find_broken(tmp_path / "a", tmp_path / "b") == set()
 
 
 def write_epochs(folder: Path, *epochs: tuple[int, str, list[list[int]]]) -> list[Path]:
@@ -221,10 +220,7 @@ SOME, OTHER = [[3, 5], [4]], [[3, 5], [4, 4]]
             ["whether epoch 0 was trained on twice: another run begins it with the same samples"] * 2,
         ),
         ([(0, "r", SOME), (0, "s", OTHER)], []),
-        (
-            [(0, "r", SOME), (1, "r", OTHER)],
-            ["whether epoch 1 was meant to have other samples than epoch 0"],
-        ),
+        ([(0, "r", SOME), (1, "r", OTHER)], ["whether epoch 1 was meant to have other samples than epoch 0"]),
     ],
 )
 def test_what_epochs_do_not_tell_of_each_other_is_said(
@@ -241,7 +237,8 @@ def test_files_of_two_runs_are_two_jobs_in_whatever_order(tmp_path: Path) -> Non
     files = [tmp_path / name for name in ("a.0", "b.1", "a.1", "b.0")]
     assert [len(job.paths) for job in check_traces(files).jobs] == [2, 2]
     assert check_traces(files).is_ok
-    assert tell(files[:2] + files[3:]) == {"FREE"}  # rank 1 of run a is missing, and that of b does not replace it
+    # Rank 1 of run a is missing, and that of b does not replace it.
+    assert find_broken(*files[:2], *files[3:]) == {"FREE"}
 
 
 SAMPLES = "whether all samples were trained on: the header of rank 1 does not say how many there are"
@@ -272,7 +269,7 @@ def test_headers_that_contradict_each_other_are_refused_in_any_order(tmp_path: P
 def test_a_rest_that_skips_a_sample_and_says_so_is_refused(tmp_path: Path) -> None:
     """Spec: R9.6. Checks: RESUME. If no run is named, the other traces of the epoch may belong to another training."""
     paths = write_job(tmp_path, lost=0)
-    assert tell(paths) == {"RESUME"}
+    assert find_broken(*paths) == {"RESUME"}
     for path in paths[4:]:
         change(path, lambda trace: trace.header["before"][0].pop("run"))
     assert "whether it resumed where it had stopped: the traces of that epoch are of other samples" in list_unsaid(
@@ -304,9 +301,9 @@ def test_what_there_was_bounds_epochs_that_are_not_complete(
     """Spec: R9.6. Checks: ONCE, QUOTA, CONSERVE."""
     path = tmp_path / "t"
     run_by_arrival([[3, 5, 7, 2] * 5, [4, 9] * 9], make_configs(2, **settings), seed=3, faults=faults, trace=path)
-    assert tell([path]) == set()
+    assert find_broken(path) == set()
     change(path, forge)
-    assert tell([path]) == {broken}
+    assert find_broken(path) == {broken}
 
 
 def exchange_ids(trace: Tampered, rank: int, other: int) -> None:
@@ -325,40 +322,39 @@ def test_ids_exchanged_within_a_rank_or_in_a_common_order_are_found(
     """Spec: R9.6. Checks: COVER."""
     path = tmp_path / "t"
     run_by_arrival([[3, 5, 7, 2] * 5, [4, 9] * 9], make_configs(2, **settings), seed=3, trace=path)
-    assert tell([path]) == set()
+    assert find_broken(path) == set()
     change(path, lambda trace: exchange_ids(trace, 0, other))
-    assert tell([path]) == {"COVER"}
+    assert find_broken(path) == {"COVER"}
+
+
+def set_aside(trace: Tampered, place: int) -> dict[str, Any]:
+    """Makes rank 0, which reads samples 0 and 1, set sample 77 aside. The header counts it at that place. Returns the event."""
+    placed = place_lot([0]) + place_lot([1], 2 if place == 1 else 1) + place_lot([77], place)
+    trace.header["inputs"][0] |= {"samples": 3, "digest": digest_ids([0, 1, 77]), "order": placed.digest}
+    event = {"kind": "set_aside", "id": 77, "place": place}
+    trace.records.insert(2, {"rank": 0, "event": event, "effects": []})
+    return event
 
 
 def test_a_sample_set_aside_is_accounted_for(small: Path) -> None:
     """Spec: R9.6, R11.1."""
     change(small, drop_the_tail)
-    assert tell([small]) == {"COVER"}
+    assert find_broken(small) == {"COVER"}
     trace = Tampered(small)
-    ids = [0, 77, 1]
-    trace.header["inputs"][0] |= {"samples": 3, "digest": digest_ids(ids), "order": place_lot(ids).digest}
-    event = {"kind": "set_aside", "id": 77, "place": 1}
-    trace.records.insert(2, {"rank": 0, "event": event, "effects": []})
+    event = set_aside(trace, 1)
     assert check_traces([trace.write(small)], is_replayed=True).is_ok
     event["place"] = 0
-    assert tell([trace.write(small)]) == {"COVER"}
+    assert find_broken(trace.write(small)) == {"COVER"}
     del event["place"]  # as in older traces
     assert check_traces([trace.write(small)]).is_ok
-
-
-def aside(place: int) -> dict[str, Any]:
-    return {"rank": 0, "event": {"kind": "set_aside", "id": 77, "place": place}, "effects": []}
 
 
 def test_a_sample_set_aside_is_at_one_of_the_places_there_were(small: Path) -> None:
     """Spec: R9.6. The header counts the sample, and even its digest of places is the one of this place."""
     trace = Tampered(small)
-    ids = [row[0] for event in trace.events("samples_read", 0) for row in event["samples"]]
-    placed = place_lot(ids) + place_lot([77], 9)
-    trace.header["inputs"][0] |= {"samples": 3, "digest": digest_ids([*ids, 77]), "order": placed.digest}
-    trace.records.insert(2, aside(9))
-    assert tell([trace.write(small)]) == {"COVER"}
-    trace.records[2] = aside(-1)
+    event = set_aside(trace, 9)
+    assert find_broken(trace.write(small)) == {"COVER"}
+    event["place"] = -1
     with pytest.raises(TraceError, match="a sample is set aside at place -1"):
         check_traces([trace.write(small)])
 
@@ -366,12 +362,10 @@ def test_a_sample_set_aside_is_at_one_of_the_places_there_were(small: Path) -> N
 def test_nothing_is_set_aside_after_the_finish(small: Path) -> None:
     """Spec: R9.6."""
     trace = Tampered(small)
-    ids = [row[0] for event in trace.events("samples_read", 0) for row in event["samples"]] + [77]
-    trace.header["inputs"][0] |= {"samples": 3, "digest": digest_ids(ids), "order": place_lot(ids).digest}
-    trace.records.append(aside(2))
-    assert tell([trace.write(small)]) == {"FREE"}
-    trace.records.insert(2, trace.records.pop())
-    assert tell([trace.write(small)]) == set()
+    set_aside(trace, 2)
+    assert find_broken(trace.write(small)) == set()
+    trace.records.append(trace.records.pop(2))
+    assert find_broken(trace.write(small)) == {"FREE"}
 
 
 def test_the_records_of_a_rank_stand_in_one_file(small: Path, tmp_path: Path) -> None:
@@ -454,11 +448,10 @@ def test_a_round_of_the_ramp_has_the_target_of_its_version(tmp_path: Path, monke
     path = tmp_path / "t"
     run_by_arrival([[9] * 40], make_configs(1, budget_tokens=9, window_samples=32, ramp_rounds=2), trace=path)
     monkeypatch.undo()
-    assert tell([path]) == {"REPLAY"}
+    assert find_broken(path) == {"REPLAY"}
     trace = Tampered(path)
     trace.header["version"] = 1
     del trace.header["inputs"]
     (job,) = check_traces([trace.write(path)], is_replayed=True).jobs
     assert job.violations == ()
-    (replayed,) = (item for item in job.properties if item.property is Property.REPLAY)
-    assert "a trace of version 1" in replayed.reason
+    assert "a trace of version 1" in get_verdict(job, Property.REPLAY).reason

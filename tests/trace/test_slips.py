@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.offer import NONE
 from odb_ref.core.resume import RoundStart
-from odb_ref.trace.check.decode import Settings, TracedFinish, TracedReport
+from odb_ref.trace.check.decode import Settings, TracedFinish, TracedReport, decode_settings
 from odb_ref.trace.check.exchanges import Exchanges
 from odb_ref.trace.check.known import check_fields
 from odb_ref.trace.check.own.draws import DrawnPlaces, RankDraws
@@ -19,31 +20,16 @@ from odb_ref.trace.check.own.groups import GroupNumbers, count_groups, list_exce
 from odb_ref.trace.check.own.offers import Seen, compare_window, judge_offer
 from odb_ref.trace.check.own.output import Output
 from odb_ref.trace.check.verdict import Findings, Property
-from odb_ref.trace.format import TraceError
-from tests.helpers.world import make_offer
+from odb_ref.trace.format import Header, TraceError
+from tests.helpers.world import make_config, make_offer
 
 STOP = make_offer(stop_step=4, stop_rank=1)
 
 
 def make_settings(limits: tuple[int, ...]) -> Settings:
-    return Settings(
-        budget_tokens=100,
-        is_packed=False,
-        order="fullest",
-        order_seed=0,
-        cost="tokens",
-        attention_tokens=0,
-        limits=limits,
-        world_size=2,
-        shared_samples=None,
-        window_samples=4,
-        ramp_rounds=0,
-        is_quota=False,
-        quota_samples=None,
-        max_age_rounds=1,
-        rule="odb",
-        fingerprint=1,
-    )
+    """Returns what the checker knows of a configuration, under the fingerprint of `make_offer`."""
+    config = make_config(world_size=2, budget_tokens=100, max_age_rounds=1, limits=limits)
+    return replace(decode_settings(Header(2, json.loads(config.shared_json), "test", 0)), fingerprint=1)
 
 
 @pytest.mark.parametrize("place", range(5))

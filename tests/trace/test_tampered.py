@@ -15,7 +15,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.offer import Offer
-from odb_ref.trace.check import Property, Status, check_traces
+from odb_ref.trace.check import Property, check_traces
 from tests.helpers.tamper import Tampered
 from tests.helpers.world import make_configs, run_by_arrival
 from tests.trace.lies import FAIL, LIMITS, QUOTA, SHARDS, STOP, Change, Lie, Lies, configure, find_broken, run, tell
@@ -189,8 +189,7 @@ def complete_in_spite_of_a_failure(trace: Tampered) -> None:
 def keep_a_failure_to_oneself(trace: Tampered) -> None:
     record = next(record for record in trace.records if record["rank"] == 1 and len(record["effects"]) == 1)
     trace.records.insert(
-        trace.records.index(record) + 1,
-        {"rank": 1, "event": {"kind": "local_failed", "cause": "disk"}, "effects": []},
+        trace.records.index(record) + 1, {"rank": 1, "event": {"kind": "local_failed", "cause": "disk"}, "effects": []}
     )
 
 
@@ -542,14 +541,3 @@ def test_carrying_without_regard_to_age_violates_age(monkeypatch: pytest.MonkeyP
 def test_every_property_has_a_lie() -> None:
     elsewhere = {"RESUME", "UPDATE", "PEERS"}
     assert {item for told in lie for item in told.properties} | elsewhere == {str(item) for item in Property}
-
-
-def test_a_violation_is_one_line_with_id_rank_round_and_step(tmp_path: Path) -> None:
-    trace = run(tmp_path / "t")
-    emit_a_sample_again(trace)
-    verdict = check_traces([trace.write(tmp_path / "t")])
-    (violation,) = verdict.violations
-    assert str(violation).startswith("ONCE rank 0 round 2 step ")
-    assert "\n" not in str(violation)
-    assert verdict.jobs[0].get_status(Property.ONCE) is Status.VIOLATED
-    assert verdict.jobs[0].get_status(Property.QUOTA) is Status.NOT_APPLICABLE

@@ -24,6 +24,7 @@ from odb_ref.trace.check.verdict import Property, Status
 from odb_ref.trace.writing import TraceWriter
 from tests.helpers.tamper import Tampered
 from tests.helpers.world import AnyOrder, Fault, World, make_configs, make_shard, run_by_arrival
+from tests.trace.lies import find_broken
 
 LENGTHS = [(7 * i * i) % 23 + 1 for i in range(50)]
 SHARDS = [LENGTHS[rank::3] for rank in range(3)]
@@ -47,10 +48,6 @@ def run(path: Path, settings: dict[str, Any], *, bad: tuple[int, ...] = (), seed
     return path
 
 
-def tell(path: Path, *, is_replayed: bool = False) -> set[str]:
-    return {str(item.property) for item in check_traces([path], is_replayed=is_replayed).violations}
-
-
 @pytest.mark.parametrize("bad", [(), BAD])
 @pytest.mark.parametrize(
     "settings",
@@ -69,26 +66,12 @@ def test_a_right_trace_holds(settings: dict[str, Any], bad: tuple[int, ...], tmp
     """Checks: UPDATE, COVER, TERM, DEAL, REPLAY."""
     verdict = check_traces([run(tmp_path / "t", settings, bad=bad)], is_replayed=True)
     assert not verdict.violations
-    status = {item.property: item.status for item in verdict.jobs[0].properties}
-    assert status[Property.UPDATE] is Status.HOLDS
+    assert verdict.jobs[0].get_status(Property.UPDATE) is Status.HOLDS
     run_by_arrival(SHARDS, make_configs(3, **settings), faults=(Fault("fail", 1, 40),), trace=tmp_path / "fault")
     assert not check_traces([tmp_path / "fault"], is_replayed=True).violations
 
 
-def test_the_free_mode_has_no_updates(tmp_path: Path) -> None:
-    run_by_arrival(SHARDS, make_configs(3), trace=tmp_path / "t")
-    verdict = check_traces([tmp_path / "t"])
-    (item,) = (item for item in verdict.jobs[0].properties if item.property is Property.UPDATE)
-    assert (item.status, item.reason) == (Status.NOT_APPLICABLE, "free mode")
-
-
 # Wrong protocols: the machine itself is changed, and its trace is honest. Its own invariants are turned off. ----------------
-
-
-@pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(machine_module, "check_transition", lambda *_: None)
-    return monkeypatch
 
 
 def carry_a_group(patch: pytest.MonkeyPatch) -> None:
@@ -147,14 +130,15 @@ def test_a_planted_defect_is_seen(
     settings: dict[str, Any],
     bad: tuple[int, ...],
     seen: str,
-    silent: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     """Checks: UPDATE."""
-    plant(silent)
+    monkeypatch.setattr(machine_module, "check_transition", lambda *_: None)
+    plant(monkeypatch)
     with contextlib.suppress(OdbError, AssertionError):  # the world, or the machine, may also see it
         run(tmp_path / "t", settings, bad=bad)
-    assert seen in tell(tmp_path / "t")
+    assert seen in find_broken(tmp_path / "t")
 
 
 @pytest.mark.parametrize("plant", [carry_a_group, read_on_after_a_bad_sample])
@@ -174,7 +158,7 @@ def test_a_driver_that_reads_a_place_too_far_is_seen(tmp_path: Path) -> None:
     """Checks: UPDATE."""
     trace = Tampered(run(tmp_path / "t", OWN))
     trace.effects("read", 1)[2]["first"] += 1
-    assert tell(trace.write(tmp_path / "u")) == {"UPDATE"}
+    assert find_broken(trace.write(tmp_path / "u")) == {"UPDATE"}
 
 
 def test_the_weight_of_a_step_is_not_that_of_another(tmp_path: Path) -> None:
@@ -182,7 +166,7 @@ def test_the_weight_of_a_step_is_not_that_of_another(tmp_path: Path) -> None:
     trace = Tampered(run(tmp_path / "t", OWN))
     steps = list(chain.from_iterable(effect["steps"] for effect in trace.effects("collate", 1)))
     steps[1]["counts"][2] -= 1
-    assert tell(trace.write(tmp_path / "u")) == {"WEIGHT"}
+    assert find_broken(trace.write(tmp_path / "u")) == {"WEIGHT"}
 
 
 def test_an_update_of_another_size_is_not_that_of_the_header(tmp_path: Path) -> None:
@@ -191,4 +175,4 @@ def test_an_update_of_another_size_is_not_that_of_the_header(tmp_path: Path) -> 
     text = path.read_text()
     assert text.count('"update_samples":14') == 1
     (tmp_path / "u").write_text(text.replace('"update_samples":14', '"update_samples":13'))
-    assert "UPDATE" in tell(tmp_path / "u")
+    assert "UPDATE" in find_broken(tmp_path / "u")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ from odb_ref.trace.check.decode import (
 from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.verdict import KEPT_VIOLATIONS, Findings, PropertyVerdict, Violation
 from odb_ref.trace.format import Header, TraceError
+from tests.helpers.errors import refused
 from tests.helpers.tamper import Tampered
-from tests.helpers.world import make_configs, run_by_arrival
-from tests.trace.said import SHARDS, TRUTHS, check_said, tell_truth
+from tests.helpers.world import make_configs
+from tests.trace.lies import get_verdict
+from tests.trace.said import TRUTHS, check_said, tell_truth, write
 
 OFFER = dict.fromkeys(Offer.__slots__, 3)
 
@@ -65,59 +68,60 @@ def test_right_values_are_read() -> None:
     ]
 
 
+def get_steps(data: dict[str, Any]) -> list[TracedStep]:
+    return list(iterate_steps(data))
+
+
+def make_step(**changes: object) -> dict[str, Any]:
+    return {"steps": [{"positions": [], "counts": [1, 2, 3]} | changes]}
+
+
+SAMPLES = "expected samples, lists of four integers or more"
+AN_OFFER = f"expected an offer in 'a', with {', '.join(OFFER)}"
+
+
 @pytest.mark.parametrize(
-    ("read", "message"),
+    ("read", "data", "message"),
     [
-        (lambda: get_integer({}, "a"), "expected an integer in 'a', got None"),
-        (lambda: get_integer({"a": True}, "a"), "expected an integer in 'a', got True"),
-        (lambda: get_integer({"a": 1.0}, "a"), "expected an integer in 'a', got 1.0"),
-        (lambda: get_object({"a": []}, "a"), "expected an object in 'a', got []"),
-        (lambda: get_kind({"kind": 5}), "expected a kind, got 5"),
-        (lambda: get_kind([]), "expected a kind, got None"),
-        (lambda: get_counts({}), "expected counts, lists of 3 integers"),
-        (lambda: get_counts({"counts": [[1, 2]]}), "expected counts, lists of 3 integers"),
-        (lambda: get_counts({"counts": [[1, 2, 3, 4]]}), "expected counts, lists of 3 integers"),
-        (lambda: get_counts({"counts": [[1, 2, 3]]}, 4), "expected counts, lists of 4 integers"),
-        (lambda: get_counts({"counts": [[1, 2, 3], 4]}), "expected counts, lists of 3 integers"),
-        (lambda: get_counts({"counts": [[1, 2, True]]}), "expected counts, lists of 3 integers"),
-        (lambda: get_samples({}), "expected samples, lists of four integers or more"),
-        (lambda: get_samples({"samples": [[1, 2, 3]]}), "expected samples, lists of four integers or more"),
+        (partial(get_integer, key="a"), {}, "expected an integer in 'a', got None"),
+        (partial(get_integer, key="a"), {"a": True}, "expected an integer in 'a', got True"),
+        (partial(get_integer, key="a"), {"a": 1.0}, "expected an integer in 'a', got 1.0"),
+        (partial(get_object, key="a"), {"a": []}, "expected an object in 'a', got []"),
+        (get_kind, {"kind": 5}, "expected a kind, got 5"),
+        (get_kind, [], "expected a kind, got None"),
+        (get_counts, {}, "expected counts, lists of 3 integers"),
+        (get_counts, {"counts": [[1, 2]]}, "expected counts, lists of 3 integers"),
+        (get_counts, {"counts": [[1, 2, 3, 4]]}, "expected counts, lists of 3 integers"),
+        (partial(get_counts, width=4), {"counts": [[1, 2, 3]]}, "expected counts, lists of 4 integers"),
+        (get_counts, {"counts": [[1, 2, 3], 4]}, "expected counts, lists of 3 integers"),
+        (get_counts, {"counts": [[1, 2, True]]}, "expected counts, lists of 3 integers"),
+        (get_samples, {}, SAMPLES),
+        (get_samples, {"samples": [[1, 2, 3]]}, SAMPLES),
+        (get_samples, {"samples": [[1, 2, 3, 4, 5], [1, 2, 3]]}, SAMPLES),
+        (get_samples, {"samples": [[1, 2, 3, "4"]]}, SAMPLES),
+        (partial(get_offer, key="a"), {"a": 5}, AN_OFFER),
+        (partial(get_offer, key="a"), {"a": OFFER | {"due_max": None}}, AN_OFFER),
+        (get_steps, {}, "expected steps, a list"),
+        (get_steps, {"steps": [5]}, "expected a step, got 5"),
+        (get_steps, {"steps": [{}]}, "expected positions and 3 counts in step {}"),
+        (get_steps, make_step(counts=[1]), "expected positions and 3 counts in step {'counts': [1], 'positions': []}"),
         (
-            lambda: get_samples({"samples": [[1, 2, 3, 4, 5], [1, 2, 3]]}),
-            "expected samples, lists of four integers or more",
-        ),
-        (lambda: get_samples({"samples": [[1, 2, 3, "4"]]}), "expected samples, lists of four integers or more"),
-        (lambda: get_offer({"a": 5}, "a"), f"expected an offer in 'a', with {', '.join(OFFER)}"),
-        (
-            lambda: get_offer({"a": OFFER | {"due_max": None}}, "a"),
-            f"expected an offer in 'a', with {', '.join(OFFER)}",
-        ),
-        (lambda: list(iterate_steps({})), "expected steps, a list"),
-        (lambda: list(iterate_steps({"steps": [5]})), "expected a step, got 5"),
-        (lambda: list(iterate_steps({"steps": [{}]})), "expected positions and 3 counts in step {}"),
-        (
-            lambda: list(iterate_steps({"steps": [{"positions": [], "counts": [1, 2]}]})),
-            "expected positions and 3 counts in step {'counts': [1, 2], 'positions': []}",
-        ),
-        (
-            lambda: list(iterate_steps({"steps": [{"positions": [], "counts": [1, 2, "3"]}]})),
+            get_steps,
+            make_step(counts=[1, 2, "3"]),
             "expected positions and 3 counts in step {'counts': [1, 2, '3'], 'positions': []}",
         ),
         (
-            lambda: list(iterate_steps({"steps": [{"positions": [None], "counts": [1, 2, 3]}]})),
+            get_steps,
+            make_step(positions=[None]),
             "expected positions and 3 counts in step {'counts': [1, 2, 3], 'positions': [None]}",
         ),
-        (
-            lambda: list(iterate_steps({"steps": [{"positions": [], "counts": [1, 2, 3]}]})),
-            "expected an integer in 'number', got None",
-        ),
+        (get_steps, make_step(), "expected an integer in 'number', got None"),
     ],
 )
-def test_a_malformed_value_is_told_from_what_was_expected(read: Callable[[], object], message: str) -> None:
+def test_a_malformed_value_is_told_from_what_was_expected(read: Callable[..., object], data: Any, message: str) -> None:
     """Spec: R9.2, R9.3."""
-    with pytest.raises(TraceError) as caught:
-        read()
-    assert str(caught.value) == message
+    with refused(TraceError, message):
+        read(data)
 
 
 def make_finish(**outcome: object) -> TracedFinish:
@@ -131,9 +135,8 @@ def test_an_ending_says_kind_rank_and_cause() -> None:
     assert make_finish(kind="complete", rank=None, cause="").outcome == "complete"
     assert make_finish(kind="stopped", rank=0, cause="").outcome == "stopped by rank 0"
     assert make_finish(kind="lost", rank=None, cause="gone").outcome == "lost: gone"
-    with pytest.raises(TraceError) as caught:
+    with refused(TraceError, "expected an outcome, got {'cause': 'disk', 'kind': 'failed', 'rank': '1'}"):
         make_finish(kind="failed", rank="1", cause="disk")
-    assert str(caught.value) == "expected an outcome, got {'cause': 'disk', 'kind': 'failed', 'rank': '1'}"
 
 
 CONFIG: dict[str, Any] = {
@@ -206,9 +209,8 @@ def test_the_fingerprint_is_that_of_the_core() -> None:
 )
 def test_a_header_without_a_setting_is_refused(changes: dict[str, Any], message: str) -> None:
     """Spec: R9."""
-    with pytest.raises(TraceError) as caught:
+    with refused(TraceError, message):
         decode(**changes)
-    assert str(caught.value) == message
 
 
 # Verdicts --------------------------------------------------------------------------------------------------------------
@@ -297,11 +299,6 @@ def test_ranks_begin_alike_or_in_different_rounds() -> None:
 # Files -----------------------------------------------------------------------------------------------------------------
 
 
-def write(path: Path, **settings: Any) -> list[Path]:
-    options = {name: settings.pop(name) for name in ("is_one_file", "driver") if name in settings}
-    return run_by_arrival(SHARDS, make_configs(3, **settings), seed=5, trace=path, **options).paths
-
-
 def change(path: Path, what: Callable[[Tampered], object]) -> Path:
     """Returns a changed copy of a trace."""
     trace = Tampered(path)
@@ -310,9 +307,8 @@ def change(path: Path, what: Callable[[Tampered], object]) -> Path:
 
 
 def test_no_file_is_no_job() -> None:
-    with pytest.raises(UsageError) as caught:
+    with refused(UsageError, "no trace to check"):
         check_traces([])
-    assert str(caught.value) == "no trace to check"
 
 
 def test_what_is_wrong_in_a_file_is_said_with_its_line(tmp_path: Path) -> None:
@@ -389,7 +385,7 @@ def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
     def refuse(**changes: object) -> str:
         changed = change(path, lambda trace: trace.header["config"].update(changes))
         (job,) = check_traces([changed], is_replayed=True).jobs
-        (verdict,) = (item for item in job.properties if item.property is Property.REPLAY)
+        verdict = get_verdict(job, Property.REPLAY)
         assert verdict.status is Status.NOT_APPLICABLE
         return verdict.reason
 

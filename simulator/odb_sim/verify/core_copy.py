@@ -78,7 +78,6 @@ _SUITES: Final = (
             "tests/core",
             "tests/properties",
             "tests/spec/test_r",
-            "tests/spec/test_invariants.py",
             "tests/spec/test_properties.py",
         ),
         judges=("RESUME", "PEERS"),

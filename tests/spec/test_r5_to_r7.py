@@ -1,4 +1,4 @@
-"""R5: what `tests/core/test_transitions.py` does not show about single transitions."""
+"""R5 to R7: what `tests/core/test_transitions.py` does not show, nor the checker, which judges effects in random worlds."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from odb_ref.core.effects import OutcomeKind
+from odb_ref.core.effects import OutcomeKind, PostReport
 from odb_ref.core.errors import PeerError, UsageError
-from odb_ref.core.events import (
-    Agreed,
-    SamplesRead,
-)
+from odb_ref.core.events import Agreed, SamplesRead
 from odb_ref.core.machine import start, transition
 from odb_ref.core.offer import NONE
 from odb_ref.core.state import Phase
-from tests.helpers.world import make_config, make_shard, run
+from tests.helpers.world import Node, World, make_config, make_shard, make_shards, run
 
 CONFIG = make_config(window_samples=2)
 SHARD = make_shard([8, 7])
+SHARDS = [[3, 4, 1, 9, 2, 8, 8], [2], [], [5] * 9]
 
 
 def test_a_read_ends_where_the_window_is_full() -> None:
@@ -69,3 +67,41 @@ def test_an_urge_frees_a_rank_whose_consumer_waits_for_one_that_left() -> None:
         stuck += not run(shards, config, **options, is_urging=False).is_over
     assert free == 40
     assert stuck > 0
+
+
+def test_reports_are_posted_on_failure_only() -> None:
+    """Spec: R6.4. Checks: ABORT."""
+    for fails, reports in (({}, 0), ({1: ("read", 0)}, 1)):
+        world = run(SHARDS, make_config(), fails=fails)
+        assert [sum(isinstance(effect, PostReport) for effect in node.posted) for node in world.nodes] == [reports] * 4
+
+
+def test_the_queue_never_holds_more_than_its_depth() -> None:
+    """Spec: R6.6. Checks: FREE."""
+    for depth in (1, 2, 3):
+        world = World(make_config(depth_steps=depth), make_shards(SHARDS))
+        fullest = 0
+        while world.step():
+            fullest = max(fullest, *(len(node.queue) for node in world.nodes))
+        assert fullest == depth
+
+
+def _is_in_a_collective_that_nobody_completes(node: Node, world: World) -> bool:
+    return len(node.taken) > min(len(other.taken) for other in world.nodes)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("stops", [{0: 1}, {1: 0}, {3: 2}, {0: 3, 2: 1}])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_lone_stop_is_told_to_all(stops: dict[int, int], depth: int, seed: int) -> None:
+    """Spec: R7.4. Checks: STOP, FREE."""
+    world = run(SHARDS, make_config(depth_steps=depth), seed=seed, stops=stops)
+    for node in world.nodes:
+        if node.finish is None:  # the stop came after the last agreement, see the non-property NP2
+            outcome = node.machine.state.outcome
+            assert outcome.kind is OutcomeKind.COMPLETE
+            assert _is_in_a_collective_that_nobody_completes(node, world)
+        elif node.finish.outcome.kind is OutcomeKind.STOPPED:
+            assert node.finish.outcome.rank in stops
+            assert node.finish.step_limit <= min(stops.values()) or node.finish.outcome.rank not in stops
+            assert len(node.taken) <= min(stops.values()) + 1
