@@ -116,6 +116,19 @@ def _call_each(rank: int, function: Callable[..., Any], cases: Sequence[tuple[An
     return found
 
 
+def in_a_rank(run: Callable[..., list[Result]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a test run as the only rank of a job, in a process of its own that ``run`` starts."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def start(**fixtures: Any) -> None:
+            get_values(run(1, lambda rank: test(**fixtures)))
+
+        return start
+
+    return decorate
+
+
 def run_each(
     world_size: int, function: Callable[..., Any], cases: Iterable[tuple[Any, ...]], **options: Any
 ) -> list[list[Result]]:

@@ -77,20 +77,13 @@ def compute_union_gradient(numbers: list[int]) -> torch.Tensor:
     return torch.tensor(get_gradient(model), dtype=torch.float64)
 
 
-VARIANTS: list[dict[str, Any]] = [{}, {"accumulation_steps": 3}]
-
-
-def train_variants(rank: int, kind: str) -> Any:
-    return [train(rank, kind, options, seed) for seed, options in enumerate(VARIANTS)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "world_size"), [("ddp", 1), ("ddp", 2), ("fsdp2", 2)])
 def test_pairs_go_in_halves_of_whole_pairs_with_exact_gradients(kind: str, world_size: int) -> None:
     """Checks: WEIGHT, ONCE, COVER. If the model is sharded, batches are halved before the pass."""
-    values = get_values(run_ranks(world_size, train_variants, kind, timeout_s=120))
-    for variant in zip(*values, strict=True):
-        updates, own, everywhere = zip(*variant, strict=True)
+    cases = [(kind, options, seed) for seed, options in enumerate(({}, {"accumulation_steps": 3}))]
+    for results in run_each(world_size, train, cases, timeout_s=120):
+        updates, own, everywhere = zip(*get_values(results), strict=True)
         check_updates(updates, sum(SIZES[:world_size]), compute_union_gradient)
         assert set(everywhere) == {sum(own)}
         assert sum(own) > 1
@@ -122,15 +115,15 @@ def test_a_pair_that_does_not_fit_alone_fails_on_every_rank() -> None:
 # What cannot be halved is reported at once -----------------------------------------------------------------------------------
 
 
-def guard_unsaid(rank: int, options: dict[str, Any]) -> Any:
-    """Nothing fails on this rank, and rank 1 has nothing that would have to be halved."""
-    guard = StepGuard(Preference(), Faults(0, 0.0).compute_loss, **options)
-    with ODBDataLoader(Pairs([50]) if rank else make_data(0), **nested(**OPTIONS)) as loader:
-        for batch, info in loader.steps():
-            guard.backward(batch, info)
-
-
 def test_pairs_whose_layout_nobody_has_said_are_refused_in_the_first_step() -> None:
+    """Nothing fails, and rank 1 has nothing that would have to be halved."""
+
+    def guard_unsaid(rank: int, options: dict[str, Any]) -> None:
+        guard = StepGuard(Preference(), Faults(0, 0.0).compute_loss, **options)
+        with ODBDataLoader(Pairs([50]) if rank else make_data(0), **nested(**OPTIONS)) as loader:
+            for batch, info in loader.steps():
+                guard.backward(batch, info)
+
     unsaid, uncounted = run_each(2, guard_unsaid, [({},), ({"split": split_pairs},)])
     assert [result.error for result in unsaid] == ["UsageError", "JobError"], unsaid
     assert "pass split_pairs and count_pairs of odb_ref.torch.loop" in unsaid[0].text

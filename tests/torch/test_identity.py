@@ -129,42 +129,30 @@ CROSSED: list[tuple[Callable[[int], Any], tuple[str, ...]]] = [
 ]
 
 
-def cross(rank: int, number: int) -> None:
-    CROSSED[number][0](rank)
-
-
 def test_ranks_that_begin_different_loaders_name_both() -> None:
     """Spec: R18, R18.1, R18.2."""
-    for (_, texts), results in zip(CROSSED, run_each(2, cross, ((n,) for n in range(len(CROSSED)))), strict=True):
+    found = run_each(2, lambda rank, function: function(rank), [(function,) for function, _ in CROSSED])
+    for (_, texts), results in zip(CROSSED, found, strict=True):
         check_named(results, *texts)
 
 
-def cross_with_a_new_one(rank: int) -> None:
-    first = make_first()
-    read(first)
-    read(first if rank == 0 else make_second())
-
-
 def test_a_rank_that_begins_a_new_loader_while_others_go_on_with_an_old_one_is_told() -> None:
-    check_named(run_ranks(3, cross_with_a_new_one), find_line(make_first), find_line(make_second))
+    """A new one of the same line is another too."""
 
+    def cross(rank: int, make_new: Callable[[], Any]) -> None:
+        first = make_first()
+        read(first)
+        read(first if rank == 0 else make_new())
 
-def cross_with_a_new_one_of_its_line(rank: int) -> None:
-    first = make_first()
-    read(first)
-    read(first if rank == 0 else make_first())
-
-
-def test_a_new_loader_of_the_same_line_is_another() -> None:
-    check_named(run_ranks(2, cross_with_a_new_one_of_its_line), find_line(make_first), "number 2 of these")
-
-
-def overlap(rank: int) -> None:
-    pair = dist.new_group([0, 1])
-    read(make_first(process_group=pair, is_apart=True, timeout_s=2) if rank == 0 else make_second(timeout_s=2))
+    check_named(run_ranks(3, cross, make_second), find_line(make_first), find_line(make_second))
+    check_named(run_ranks(2, cross, make_first), find_line(make_first), "number 2 of these")
 
 
 def test_ranks_that_begin_loaders_of_other_ranks_say_where_the_missing_one_waits() -> None:
+    def overlap(rank: int) -> None:
+        pair = dist.new_group([0, 1])
+        read(make_first(process_group=pair, is_apart=True, timeout_s=2) if rank == 0 else make_second(timeout_s=2))
+
     results = run_ranks(3, overlap)
     assert {result.error for result in results} == {"JobError"}, results
     assert re.search(rf"rank 0 has not \(it (waits in|has given up) .*{find_line(make_first)}", results[1].text), (
@@ -256,12 +244,11 @@ def test_ranks_that_begin_loaders_of_one_line_in_another_order_are_told() -> Non
             assert re.search(message, result.text) or re.search(backwards, result.text), result
 
 
-def give_one_name_to_two(rank: int) -> None:
-    loaders = [make_of_one_line("common", start, rank, "train") for start in (0, 100)]
-    read(loaders[0])
-
-
 def test_two_loaders_that_nothing_tells_apart_need_names_of_their_own() -> None:
+    def give_one_name_to_two(rank: int) -> None:
+        loaders = [make_of_one_line("common", start, rank, "train") for start in (0, 100)]
+        read(loaders[0])
+
     nameless = run_each(2, begin_in_another_order, [("hidden", False, is_same) for is_same in (True, False)])
     (of_one_name,) = run_each(2, give_one_name_to_two, [()])
     message = r"two loaders .* other ranks cannot tell .* Give each its own Protocol\(name="
@@ -307,19 +294,10 @@ class Local(Numbers):
         self._read = rank
 
 
-def read_apart(rank: int, how: str) -> list[int]:
-    match how:
-        case "type":
-            return read_other_type(rank, "given")
-        case "name":
-            return read_local(rank, Elsewhere, "train")
-        case _:
-            return read_local(rank, Local)
-
-
 def test_what_differs_between_ranks_of_one_data_set_can_be_said() -> None:
     """If each rank gets its own data set, one may read the rest with code of its own."""
-    for results in run_each(2, read_apart, [("type",), ("name",), ("ranks",)]):
+    cases = [(read_other_type, "given"), (read_local, Elsewhere, "train"), (read_local, Local)]
+    for results in run_each(2, lambda rank, read_own, *args: read_own(rank, *args), cases):
         first, second = get_values(results)
         assert sorted(first + second) == list(range(24))
 
@@ -462,34 +440,32 @@ def test_a_process_group_that_is_made_anew_is_a_new_generation(tmp_path: Path) -
         assert sorted(number for shard in shards for number in shard) == list(range(24))
 
 
-def come_later(pipe: Any, store: Path) -> None:
-    """A process that has had no loader yet."""
-    join(1, store)
-    pipe.send(read(make_second()))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def lose_rank_1(rank: int, store: Path) -> list[int]:
-    for _ in range(2):
-        read(make_second())
-    dist.barrier()
-    dist.destroy_process_group()
-    if rank == 1:
-        return []
-    join(0, store)
-    found = read(make_second())
-    dist.barrier()
-    return found
-
-
 def test_a_process_that_replaces_another_meets_the_survivors(tmp_path: Path) -> None:
-    """The survivors had two loaders of that line before it came."""
+    """The survivors had two loaders of that line before it came, which has had none yet."""
+
+    def come_later(pipe: Any) -> None:
+        join(1, tmp_path / "store")
+        pipe.send(read(make_second()))
+        dist.barrier()
+        dist.destroy_process_group()
+
+    def lose_rank_1(rank: int) -> list[int]:
+        for _ in range(2):
+            read(make_second())
+        dist.barrier()
+        dist.destroy_process_group()
+        if rank == 1:
+            return []
+        join(0, tmp_path / "store")
+        found = read(make_second())
+        dist.barrier()
+        return found
+
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    late = context.Process(target=come_later, args=(theirs, tmp_path / "store"))
+    late = context.Process(target=come_later, args=(theirs,))
     late.start()
-    results = run_ranks(2, lose_rank_1, tmp_path / "store")
+    results = run_ranks(2, lose_rank_1)
     assert ours.poll(20), results
     assert sorted(results[0].value + ours.recv()) == list(range(100, 124)), results
     late.join(20)

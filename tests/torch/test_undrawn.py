@@ -193,8 +193,7 @@ def test_what_follows_from_the_seed_alone_is_the_same_with_any_number_of_workers
     found = []
     for num_workers in (0, 1, 3):
         loader = ODBDataLoader(OfTheSeed(), token_budget=60, collate_fn=list, num_workers=num_workers)
-        with loader, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # more workers than cores
+        with loader, warnings.catch_warnings(action="ignore"):  # more workers than cores
             found.append([sample["drawn"] for batch in loader for sample in batch])
     assert found[0] == found[1] == found[2]
 
