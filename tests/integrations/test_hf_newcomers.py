@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +17,12 @@ require("accelerate")
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 from odb_ref.integrations.hf import STEP_INFO, enable
 from odb_ref.torch import UsageError
 from tests.helpers.options import nested
+from tests.integrations.arguments import make_arguments
 from tests.integrations.common import (
     OPTIONS,
     SIZES,
@@ -35,7 +35,7 @@ from tests.integrations.common import (
     run_ranks,
 )
 from tests.integrations.test_hf import AUTO, Recorder, make_llama, make_trainer, train
-from tests.torch.ranks import get_values
+from tests.torch.ranks import get_values, in_a_rank
 
 
 class Own(Recorder):
@@ -88,9 +88,7 @@ class Dividing(Recorder):
 
 def test_losses_that_cannot_be_weighed_say_what_to_do(tmp_path: Path) -> None:
     """Without an error the weights of the first two would be wrong."""
-    enabled = enable(
-        Calling(Model(), TrainingArguments(str(tmp_path), report_to=[], remove_unused_columns=False)), AUTO
-    )
+    enabled = enable(Calling(Model(), make_arguments(tmp_path, remove_unused_columns=False)), AUTO)
     enabled.train_dataset, enabled.data_collator = make_all(), collate
     with pytest.raises(UsageError, match="training_step of ODBCalling does not call compute_loss"):
         enabled.train()
@@ -141,7 +139,7 @@ def read_streams(rank: int, folder: Path) -> Any:
     steps = iter(trainer.get_train_dataloader())
     numbers = [number for batch in steps if not batch[STEP_INFO].is_idle for number in batch["numbers"].tolist()]
     for kind in (Unprepared, Batches):
-        enabled = enable(kind(Model(), TrainingArguments(str(folder), report_to=[], use_cpu=True)), AUTO)
+        enabled = enable(kind(Model(), make_arguments(folder)), AUTO)
         enabled.train_dataset, enabled.data_collator = make_all(), collate
         with pytest.raises(UsageError) as caught:
             enabled.train()
@@ -175,19 +173,6 @@ def test_data_that_all_ranks_read_alike_are_refused(tmp_path: Path) -> None:
     assert sorted(number for value in values for number in value[1]) == list(range(sum(SIZES)))
 
 
-def misunderstand(rank: int, folder: Path) -> Any:
-    said = []
-    plain = make_trainer(rank, folder, kind=Plain)
-    for odb in (60, {"token_budget": 60}):
-        with pytest.raises(UsageError) as caught:
-            enable(plain, odb)  # type: ignore[arg-type]
-        said.append(str(caught.value))
-    with warnings.catch_warnings(record=True) as caught_warnings:
-        warnings.simplefilter("always")
-        updates = train(rank, folder, dataloader_drop_last=True, odb=AUTO)[0][0]
-    return said, [str(item.message) for item in caught_warnings], updates
-
-
 class Plain(Trainer):  # type: ignore[misc]
     """A third party's Trainer."""
 
@@ -195,14 +180,14 @@ class Plain(Trainer):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
 
+@in_a_rank(run_ranks)
 def test_what_means_nothing_or_something_else_is_said(tmp_path: Path) -> None:
-    (value,) = get_values(run_ranks(1, misunderstand, tmp_path))
-    refused, warned, updates = value
-    assert refused == [
-        "odb must be ODBOptions(token_budget=...), got 60",
-        "odb must be ODBOptions(token_budget=...), got {'token_budget': 60}",
-    ]
-    assert any("dataloader_drop_last=True has no effect" in text for text in warned)
+    plain = make_trainer(0, tmp_path, kind=Plain)
+    for odb in (60, {"token_budget": 60}):
+        with pytest.raises(UsageError, match=rf"^odb must be ODBOptions\(token_budget=...\), got {odb}$"):
+            enable(plain, odb)  # type: ignore[arg-type]
+    with pytest.warns(match="dataloader_drop_last=True has no effect"):
+        updates = train(0, tmp_path, dataloader_drop_last=True, odb=AUTO)[0][0]
     assert sorted(number for update in updates for number in update) == make_all().numbers
 
 

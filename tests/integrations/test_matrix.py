@@ -228,8 +228,7 @@ CELLS: list[tuple[Train, str]] = [
 
 def run_cell(rank: int, folder: Path, train: Train, strategy: str) -> Any:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         whole = train(strategy, folder, is_resumed=False)
         part = train(strategy, folder, is_resumed=True)
     ours = [str(item.message) for item in caught if "odb" in str(item.message).lower() or "odb_ref" in item.filename]

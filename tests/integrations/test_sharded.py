@@ -69,8 +69,7 @@ def make_sharded_trainer(rank: int, folder: Path, version: int, **settings: Any)
 def shard_nothing(rank: int, folder: Path) -> tuple[list[str], str]:
     """Returns what the Trainer and `Accelerator()`, which then joins no group, report without an accelerator."""
     trainer = make_sharded_trainer(rank, folder, 2)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         trainer.train()
     AcceleratorState._reset_state(reset_partial_state=True)
     with make_loader(make_shard(rank), shard="given") as loader:
