@@ -137,14 +137,15 @@ def go_wrong(error: str) -> None:
 class Stream(IterableDataset[Any]):
     """The same samples, one after another. Each worker reads its share."""
 
-    def __init__(self, start: int, count: int) -> None:
-        self.start, self.count = start, count
+    def __init__(self, start: int, count: int, **faults: Any) -> None:
+        self.start, self.count, self.faults = start, count, faults
 
     def __iter__(self) -> Iterator[Any]:
         worker = torch.utils.data.get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        samples = Numbers(self.start, self.count, **self.faults)
         for index in range(first, self.count, step):
-            yield make_sample(self.start + index)
+            yield samples[index]
 
 
 def draw() -> tuple[float, float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -45,49 +45,18 @@ class StoppingStream(Stream):
         raise StopIteration
 
 
-def measure_and_stop(sample: dict[str, Any]) -> int:
-    if sample["number"] == 20:
-        raise StopIteration
-    return len(sample["input_ids"])
-
-
-def collate_and_stop(samples: list[dict[str, Any]]) -> dict[str, Any]:
+def stop(_: object) -> Any:
     raise StopIteration
 
 
-def stop(worker_id: int) -> None:
-    raise StopIteration
+def miss(_: object) -> Any:
+    """Raises an error of a class made at run time, as boto3's are. It cannot be pickled."""
+    raise type("NoSuchKey", (Exception,), {})("no such key")
 
 
-def make_error() -> Exception:
-    """Returns an error of a class made at run time, as boto3's are. It cannot be pickled."""
-    error: Exception = type("NoSuchKey", (Exception,), {})("no such key")
-    return error
-
-
-class Missing(Numbers):
-    def __getitem__(self, index: int) -> Any:
-        if index == 20:
-            raise make_error()
-        return super().__getitem__(index)
-
-
-class MissingStream(Stream):
-    def __iter__(self) -> Iterator[Any]:
-        for sample in super().__iter__():
-            if sample["number"] == 20:
-                raise make_error()
-            yield sample
-
-
-def measure_missing(sample: dict[str, Any]) -> int:
-    if sample["number"] == 20:
-        raise make_error()
-    return len(sample["input_ids"])
-
-
-def miss(worker_id: int) -> None:
-    raise make_error()
+def fail_to_measure(fail: Callable[[object], Any]) -> Callable[[dict[str, Any]], int]:
+    """Returns a measure that fails for one sample."""
+    return lambda sample: fail(sample) if sample["number"] == 20 else len(sample["input_ids"])
 
 
 CASES: list[tuple[Dataset[Any], dict[str, Any], str]] = [
@@ -97,12 +66,12 @@ CASES: list[tuple[Dataset[Any], dict[str, Any], str]] = [
     (AtOnce(-16), {}, "returned 0 samples for 16 keys"),
     (StoppingAtOnce(0), {}, "__getitems__ of the data set raised StopIteration"),
     (StoppingStream(0, COUNT), {}, "__iter__ of the data set raised StopIteration"),
-    (Numbers(0, COUNT), {"length_fn": measure_and_stop}, "the measure of a sample raised StopIteration"),
-    (Stream(0, COUNT), {"length_fn": measure_and_stop}, "the measure of a sample raised StopIteration"),
-    (Numbers(0, COUNT), {"collate_fn": collate_and_stop}, "StopIteration"),
-    (Missing(0, COUNT), {}, "NoSuchKey"),
-    (MissingStream(0, COUNT), {}, "NoSuchKey: no such key"),
-    (Numbers(0, COUNT), {"length_fn": measure_missing}, "NoSuchKey: no such key"),
+    (Numbers(0, COUNT), {"length_fn": fail_to_measure(stop)}, "the measure of a sample raised StopIteration"),
+    (Stream(0, COUNT), {"length_fn": fail_to_measure(stop)}, "the measure of a sample raised StopIteration"),
+    (Numbers(0, COUNT), {"collate_fn": stop}, "StopIteration"),
+    (Numbers(0, COUNT, bad=20, fault=miss), {}, "NoSuchKey"),
+    (Stream(0, COUNT, bad=20, fault=miss), {}, "NoSuchKey: no such key"),
+    (Numbers(0, COUNT), {"length_fn": fail_to_measure(miss)}, "NoSuchKey: no such key"),
 ]
 
 

@@ -95,21 +95,16 @@ def test_a_failure_on_one_rank_is_the_same_error_on_all_before_any_waits(tmp_pat
         check_traced(path.parent)
 
 
-class Hanging(Numbers):
-    """Raises for one sample; the samples after it never come."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index >= 16:
-            time.sleep(1000 if index > 16 else 1)
-            raise ValueError("bad row")
-        return super().__getitem__(index)
-
-
 def test_a_failure_is_told_before_workers_that_hang_are_waited_for() -> None:
     """Checks: ABORT. torch waits five seconds for each."""
 
+    def hang(index: int) -> None:
+        """Raises for one sample; the samples after it never come."""
+        time.sleep(1000 if index > 16 else 1)
+        raise ValueError("bad row")
+
     def read_hanging(rank: int) -> None:
-        dataset = Hanging(0, 40) if rank == 1 else Numbers(0, 40)
+        dataset = Numbers(0, 40, bad=range(16, 40) if rank == 1 else None, fault=hang)
         with make_loader(dataset, num_workers=4, timeout_s=60) as loader:
             for _ in loader:
                 synchronize()

@@ -228,14 +228,13 @@ def test_loaders_of_either_mode_may_share_a_sampler_one_after_another() -> None:
             assert sorted(read_numbers(loader)) == sorted(list_in(0))
 
 
-class Endless(Sampler[int]):
-    """A sampler without a length, which never ends, as some lists of training samples are."""
-
-    def __iter__(self) -> Iterator[int]:
-        return itertools.cycle(range(20))
-
-
 def test_a_sampler_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no length, as some lists of training samples."""
+
+    class Endless(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return itertools.cycle(range(20))
+
     monkeypatch.setattr("odb_ref.torch.plan.sampler.MOST_UNTOLD", 1000)
     with make_loader(sampler=Endless()) as loader, pytest.raises(UsageError, match="did not end after 1,000 keys"):
         iter(loader)
@@ -262,9 +261,6 @@ class Private(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(np.random.RandomState(self._seed).permutation(20).tolist())
 
-    def __len__(self) -> int:
-        return 20
-
 
 class Wrapped(Sampler[int]):
     def __init__(self) -> None:
@@ -280,9 +276,7 @@ class Wrapped(Sampler[int]):
 class Unset(Private):
     """A sampler as many users of torch write it, without an epoch until one is set."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._epoch: int | None = None
+    _epoch: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
@@ -326,35 +320,28 @@ def test_an_epoch_that_makes_no_difference_may_be_set() -> None:
             assert read_numbers(loader) == list(range(20))
 
 
-class Counting(Sampler[int]):
-    """Advances to the next epoch by itself, as Accelerate's sampler does."""
-
-    epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        yield from range(5)
-        self.epoch += 1
-
-
 def test_a_sampler_may_count_its_epochs() -> None:
-    sampler = Counting()
-    with make_loader(sampler=sampler) as loader:
+    """It advances to the next epoch by itself, as Accelerate's does."""
+
+    class Counting(Sampler[int]):
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[int]:
+            yield from range(5)
+            self.epoch += 1
+
+    with make_loader(sampler=Counting()) as loader:
         for epoch in (0, 1, 1, 0, 5):
             loader.set_epoch(epoch)
             assert len(read_numbers(loader)) == 5
 
 
-class Pairs(Sampler[list[int]]):
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter([[0, 1], [2, 3]])
-
-
 def test_batches_of_the_users_own_are_not_taken_for_an_order() -> None:
-    plain: DataLoader[Any] = DataLoader(Numbers(0, 20), batch_sampler=Pairs(), collate_fn=collate)
-    with pytest.raises(UsageError, match="those of Pairs would be ignored"):
+    plain: DataLoader[Any] = DataLoader(Numbers(0, 20), batch_sampler=[[0, 1], [2, 3]], collate_fn=collate)
+    with pytest.raises(UsageError, match="those of list would be ignored"):
         apply(plain, token_budget=60)
     with apply(plain, token_budget=60, shuffle=False) as loader:
         assert sorted(read_numbers(loader)) == list(range(20))

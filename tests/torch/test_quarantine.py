@@ -7,7 +7,7 @@ import json
 import random
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,25 +89,19 @@ def test_a_clean_epoch_warns_of_nothing() -> None:
         assert loader.quarantined == ()
 
 
-class Cracked(Stream):
-    """A stream with samples that have no length. It may end by raising."""
+CRACKED = Stream(0, COUNT, bad=BAD, fault="no_ids")
+"""A stream with samples that have no length."""
 
-    def __init__(self, count: int, raising: bool = False) -> None:
-        super().__init__(0, count)
-        self.raising = raising
 
-    def __iter__(self) -> Iterator[Any]:
-        for sample in super().__iter__():
-            if sample["number"] in BAD:
-                sample.pop("input_ids")
-            yield sample
-        if self.raising:
-            raise ValueError("the disk is gone")
+def end(index: int) -> str:
+    if index == COUNT:
+        raise ValueError("the disk is gone")
+    return "no_ids"
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_of_an_iterable_data_set_what_has_no_length_is_set_aside(num_workers: int) -> None:
-    with make_loader(Cracked(COUNT), num_workers=num_workers) as loader:
+    with make_loader(CRACKED, num_workers=num_workers) as loader:
         assert sorted(read_numbers(loader)) == GOOD
         assert len(loader.quarantined) == len(BAD)
 
@@ -119,7 +113,7 @@ def fail_to_collate(samples: list[Any]) -> Any:
 @pytest.mark.parametrize(
     ("dataset", "options", "cause"),
     [
-        (Cracked(COUNT, raising=True), {}, "the disk is gone"),
+        (Stream(0, COUNT + 1, bad=(*BAD, COUNT), fault=end), {}, "the disk is gone"),
         (spoil(), {"collate_fn": fail_to_collate}, "KeyError: 'pixel_values'"),
         (spoil(faults=("kill",)), {"num_workers": 1}, "exited unexpectedly"),
     ],
@@ -325,7 +319,7 @@ def test_an_iterable_data_set_goes_on_by_reading_again() -> None:
         assert limit or loader.metrics()["odb/quarantined_samples"] == len(BAD)
         return rows
 
-    check_goes_on(lambda: make_loader(Cracked(COUNT)), range(1, 12), read_and_count)
+    check_goes_on(lambda: make_loader(CRACKED), range(1, 12), read_and_count)
 
 
 @pytest.mark.parametrize("seed", range(few(40)))

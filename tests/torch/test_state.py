@@ -50,16 +50,6 @@ def test_the_same_ranks_go_on_identically_to_a_quota_and_in_the_next_epoch() -> 
     get_values(run_ranks(2, save_and_go_on, timeout_s=120))
 
 
-class Holed(Stream):
-    """A stream in which every third sample has no tokens."""
-
-    def __iter__(self) -> Iterator[Any]:
-        for sample in super().__iter__():
-            if sample["number"] % 3 == 0:
-                sample["input_ids"] = sample["input_ids"][:0]
-            yield sample
-
-
 class Named(Numbers):
     """Samples by name, so that no key is 0."""
 
@@ -67,9 +57,10 @@ class Named(Numbers):
         return super().__getitem__(int(name.removeprefix("sample ")))
 
 
+HOLED = {"on_bad_sample": "quarantine", "max_bad_samples": 0.5}
 KINDS: dict[str, tuple[Any, Callable[[int], dict[str, Any]]]] = {
     "stream": (Stream, lambda count: {}),
-    "holed": (Holed, lambda count: {"on_bad_sample": "quarantine", "max_bad_samples": 0.5}),
+    "holed": (partial(Stream, bad=range(1, 47, 3), fault="empty"), lambda count: HOLED),
     "keyed": (Named, lambda count: {"sampler": [f"sample {number}" for number in range(count)]}),
 }
 """The data set, and the options for its number of samples."""

@@ -209,20 +209,19 @@ def test_the_order_may_be_that_of_a_sampler_which_ranks_must_share() -> None:
     assert all("sampler" in result.text for result in different), different
 
 
-def read_replicas(rank: int, settings: dict[str, Any], replicas: int | None) -> Any:
-    """Returns updates of two epochs in the order of a `DistributedSampler`, and the loader's number of updates."""
-    data = Numbers(0, SAMPLES)
-    sampler = DistributedSampler(data, replicas, None if replicas is None else 0, seed=5)
-    settings = settings | {"sampler": sampler, "shuffle": False}
-    with ODBDataLoader(data, **nested(**SETTINGS | settings)) as loader:
-        count = len(loader)
-    return read(rank, settings, 2), count
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "of_replicas"), [(2, (None, 1)), (3, (None,)), (1, (1,))])
 def test_the_order_may_be_that_of_distributed_sampler(ranks: int, of_replicas: tuple[int | None, ...]) -> None:
     """Its repeated samples are at the end, and its epoch is set. One with one replica is an order for any number of ranks."""
+
+    def read_replicas(rank: int, settings: dict[str, Any], replicas: int | None) -> Any:
+        """Returns the updates of two epochs, and the loader's number of updates."""
+        sampler = DistributedSampler(range(SAMPLES), replicas, None if replicas is None else 0, seed=5)
+        settings = settings | {"sampler": sampler, "shuffle": False}
+        with ODBDataLoader(Numbers(0, SAMPLES), **nested(**SETTINGS | settings)) as loader:
+            count = len(loader)
+        return read(rank, settings, 2), count
+
     options: list[dict[str, Any]] = [{}, {"shard": "shared"}, {"drop_last": True}]
     cases = [(settings, replicas) for settings in options for replicas in of_replicas]
     for (settings, replicas), results in zip(cases, run_each(ranks, read_replicas, cases), strict=True):
@@ -456,7 +455,7 @@ def read_padded(rank: int, world_size: int, count: int, states: list[Any], updat
         for batch, info in loader.steps():
             numbers += batch["numbers"] if not info.is_idle else []
             if info.is_update_end and info.update + 1 == updates:
-                return numbers, loader.state_dict()
+                break
         return numbers, loader.state_dict()
 
 
