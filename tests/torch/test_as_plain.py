@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, get_worker_info
 from odb_ref.torch import JobError
 from odb_ref.torch.reading.collator import pin
 from tests.torch.data import Numbers, make_loader, make_sample, read_numbers, take_apart
-from tests.torch.ranks import get_values, run_each, run_ranks
+from tests.torch.ranks import check_errors, get_values, run_each, run_ranks
 
 COUNT = 20
 
@@ -159,10 +159,8 @@ def test_where_the_first_sample_cannot_be_read_an_idle_rank_says_what_to_pass() 
     given = {"idle_sample": make_sample(3)}
     found = run_each(2, read_late, [(kind, options) for options in ({}, given) for kind in ("keyed", "late")])
     for unsaid, said in zip(found[:2], found[2:], strict=True):
-        for result in unsaid:
-            assert (result.error, result.rank) == ("JobError", 1)
-            assert "pass Protocol(idle_sample=) or on_idle='none'" in result.text
-            assert "cannot read the data set's first sample" in result.text
+        texts = "pass Protocol(idle_sample=) or on_idle='none'", "cannot read the data set's first sample"
+        check_errors(unsaid, *texts, rank=1)
         assert get_values(said)[1] > 0
 
 

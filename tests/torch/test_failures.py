@@ -25,18 +25,16 @@ from odb_ref.torch.reading.tasks import get_length
 from odb_ref.trace.check import check_traces
 from tests.torch import data
 from tests.torch.data import Numbers, collate, listen
-from tests.torch.ranks import Result, get_values, run_each, run_ranks
+from tests.torch.ranks import Result, check_errors, get_values, run_each, run_ranks
 
 make_loader = partial(data.make_loader, shard="given", timeout_s=5)
 SIZES = [40, 30, 20]
 
 
-def check_same(results: list[Result], rank: int | None, cause: str) -> None:
+def check_same(results: list[Result], rank: int, cause: str) -> None:
     """Checks that all results are the same error, naming the rank and the cause."""
-    assert {result.error for result in results} == {"JobError"}, results
-    assert {result.rank for result in results} == {rank}, results
+    check_errors(results, cause, rank=rank)
     assert len({result.text for result in results}) == 1, results
-    assert cause in results[0].text
 
 
 def synchronize() -> None:

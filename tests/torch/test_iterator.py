@@ -11,7 +11,7 @@ import pytest
 
 from odb_ref.torch import UsageError
 from tests.torch.data import Numbers, make_loader, read_numbers
-from tests.torch.ranks import get_values, run_each, run_ranks
+from tests.torch.ranks import check_errors, get_values, run_each, run_ranks
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -67,9 +67,7 @@ def test_nested_loops_are_refused_on_every_rank() -> None:
             for _ in loader:
                 list(loader)
 
-    for result in run_ranks(2, nest):
-        assert result.error == "UsageError", result
-        assert "epoch 0 of this iterator was cut short: another iteration" in result.text
+    check_errors(run_ranks(2, nest), "epoch 0 of this iterator was cut short: another iteration", error="UsageError")
 
 
 def test_an_iterator_that_is_replaced_after_another_rank_has_left_says_so_too() -> None:

@@ -15,7 +15,7 @@ import torch
 
 from odb_ref.torch import Batching, JobError, ODBDataLoader, UsageError
 from tests.torch import data
-from tests.torch.data import Numbers, collate, make_sample, read_numbers
+from tests.torch.data import Numbers, collate, make_sample
 from tests.torch.ranks import get_values, run_each
 
 make_loader = partial(data.make_loader, window=16)
@@ -242,11 +242,11 @@ def test_dropping_the_steps_leaves_the_epoch() -> None:
 def test_epoch_and_seed_are_integers_of_any_library() -> None:
     with make_loader(Numbers(0, 20), shuffle=True, seed=np.int64(7)) as loader:
         loader.set_epoch(np.int64(3))
-        found = read_numbers(loader)
+        found = read(loader)
         assert json.dumps(loader.state_dict())
         for wrong in (1.0, -1, None):
             with pytest.raises(UsageError, match="epoch must be"):
                 loader.set_epoch(wrong)  # type: ignore[arg-type]
     with make_loader(Numbers(0, 20), shuffle=True, seed=7) as loader:
         loader.set_epoch(3)
-        assert read_numbers(loader) == found
+        assert read(loader) == found

@@ -19,7 +19,7 @@ from odb_ref.torch.checkpoint import JobState
 from odb_ref.trace.check import check_traces
 from tests.torch import data
 from tests.torch.data import Numbers, Stream, make_sample, read_numbers
-from tests.torch.ranks import Result, get_values, run_each, run_ranks
+from tests.torch.ranks import Result, check_errors, get_values, run_each, run_ranks
 
 COUNT = 61
 make_unmeshed = partial(data.make_loader, Numbers(0, COUNT), shuffle=True, timeout_s=8)
@@ -149,8 +149,7 @@ def test_a_sample_that_peers_cannot_read_is_set_aside_by_all_or_an_error_on_all_
 def test_a_consumer_that_leaves_on_one_peer_ends_all() -> None:
     results = run_ranks(4, end_on_the_last, lambda: "left")
     assert results[3].value == "left"
-    assert {result.error for result in results[:3]} == {"JobError"}, results
-    assert all("one of ranks 2, 3 (rank 1 of its mesh) left the loop" in result.text for result in results[:3]), results
+    check_errors(results[:3], "one of ranks 2, 3 (rank 1 of its mesh) left the loop")
 
 
 def end_on_the_last(rank: int, end: Callable[[], str]) -> str:
@@ -164,9 +163,7 @@ def end_on_the_last(rank: int, end: Callable[[], str]) -> str:
 def test_a_process_that_dies_is_named_as_peer_and_by_its_rank_in_the_job() -> None:
     results = run_ranks(4, end_on_the_last, lambda: os._exit(1))
     assert results[3].is_gone
-    for result in results[:3]:
-        assert result.error == "JobError"
-        assert "rank 3 (rank 1 of its mesh) is lost: its process is gone (on its peer 1 [rank 3])" in result.text
+    check_errors(results[:3], "rank 3 (rank 1 of its mesh) is lost: its process is gone (on its peer 1 [rank 3])")
 
 
 def test_a_resume_goes_on_with_the_same_batches() -> None:
@@ -288,11 +285,9 @@ def test_data_parallel_groups_beside_each_other_are_refused_on_every_rank() -> N
     """Peers diverged silently once one of them accepted another budget. Spec: R17.1."""
     samples = Numbers(0, COUNT)
     cases = [(samples, {"shuffle": True}), (Stream(0, COUNT), {}), (samples, {"sampler": range(COUNT)})]
-    for result in chain.from_iterable(run_each(4, read_apart, cases)):
-        assert result.error == "UsageError", result
-        assert "process_group has 2 of the job's 4 ranks. " in result.text
-        assert "pass the whole mesh as mesh=" in result.text
-        assert "is_apart=True" in result.text
+    texts = "process_group has 2 of the job's 4 ranks. ", "pass the whole mesh as mesh=", "is_apart=True"
+    for results in run_each(4, read_apart, cases):
+        check_errors(results, *texts, error="UsageError")
 
 
 def read_in_part(rank: int, groups: list[list[int]]) -> Any:

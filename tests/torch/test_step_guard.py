@@ -33,7 +33,7 @@ from tests.torch.models import (
     list_updates,
     make_model,
 )
-from tests.torch.ranks import get_values, run_each, run_ranks
+from tests.torch.ranks import check_errors, get_values, run_each, run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
@@ -72,8 +72,9 @@ class Faults:
         self.chance = chance
         self.most = most
         self.count = 0
-        self.passes: list[tuple[int, ...]] = []
-        """The samples of each pass that completed."""
+
+    def compute(self, model: nn.Module, batch: dict[str, Any], reduction: str) -> torch.Tensor:
+        return compute_loss(model, batch, reduction)
 
     def compute_loss(self, model: nn.Module, batch: dict[str, Any], reduction: str = "mean") -> torch.Tensor:
         place = ""
@@ -90,18 +91,16 @@ class Faults:
                     raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: injected")
                 return FailingBackward.apply(output)
 
-            handles.append(model[1].register_forward_hook(fail))
+            layer = next(module for module in model.modules() if isinstance(module, nn.Tanh))
+            handles.append(layer.register_forward_hook(fail))
         try:
-            loss = compute_loss(model, batch, reduction)
+            loss = self.compute(model, batch, reduction)
         finally:
             for handle in handles:
                 handle.remove()
         if place == "loss":
             raise torch.OutOfMemoryError("CUDA out of memory: injected")
-        if place == "first":
-            return FailingBackward.apply(loss)
-        self.passes.append(tuple(batch["numbers"]))
-        return loss
+        return FailingBackward.apply(loss) if place == "first" else loss
 
 
 def train(
@@ -252,9 +251,8 @@ def test_a_wrapper_that_hides_what_averages_is_refused() -> None:
     def guard_inside(rank: int) -> None:
         StepGuard(nn.Sequential(DistributedDataParallel(make_model())), compute_loss)
 
-    for result in run_ranks(2, guard_inside):
-        assert result.error == "UsageError"
-        assert "DistributedDataParallel stands inside a Sequential" in result.text
+    said = "DistributedDataParallel stands inside a Sequential"
+    check_errors(run_ranks(2, guard_inside), said, error="UsageError")
 
 
 def test_a_parameter_outside_the_model_is_refused() -> None:

@@ -24,7 +24,7 @@ from tests.torch.models import (
     list_updates,
     make_model,
 )
-from tests.torch.ranks import get_values, run_each
+from tests.torch.ranks import check_errors, get_values, run_each
 
 make_loader = partial(data.make_loader, window=12, shard="given")
 
@@ -151,10 +151,7 @@ def test_idle_steps_may_be_none_and_else_need_a_sample() -> None:
     (busy, idle), replayed = run_each(2, read_on_idle, [("none",), ("replay",)])
     assert all(scale == 2.0 for scale in busy.value)
     assert idle.value == [None] * len(busy.value)
-    for result in replayed:
-        assert result.error == "JobError"
-        assert "rank 1 failed" in result.text
-        assert "idle_sample=" in result.text
+    check_errors(replayed, "rank 1 failed", "idle_sample=")
 
 
 def test_a_generator_seeds_the_shuffling_and_must_be_the_same_on_every_rank() -> None:
@@ -169,7 +166,4 @@ def test_a_generator_seeds_the_shuffling_and_must_be_the_same_on_every_rank() ->
     first, second, other = map(get_values, alike)
     assert first == second != other
     assert sorted(n for batches in first for batch in batches for n in batch) == sorted(2 * list(range(31)))
-    for result in different:
-        assert result.error == "JobError"
-        assert "rank 1 is configured differently" in result.text
-        assert "drawn from generator" in result.text
+    check_errors(different, "rank 1 is configured differently", "drawn from generator")

@@ -228,10 +228,7 @@ STEPS: dict[str, Callable[[], object]] = {
 }
 
 
-@given(
-    before=st.lists(st.sampled_from(sorted(STEPS))),
-    inside=st.lists(st.sampled_from(sorted(STEPS))),
-)
+@given(before=st.lists(st.sampled_from(sorted(STEPS))), inside=st.lists(st.sampled_from(sorted(STEPS))))
 @settings(deadline=None)
 def test_numpy_s_state_is_put_back_to_the_last_bit(before: list[str], inside: list[str]) -> None:
     """This includes the second number of a normal pair. Spec: R12.2."""

@@ -18,7 +18,7 @@ from odb_ref.torch.loop import StepGuard
 from tests.torch import data
 from tests.torch.data import Numbers
 from tests.torch.models import compute_loss, get_gradient, make_model
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import check_errors, get_values, run_ranks
 
 STEPS = 3
 make_loader = partial(data.make_loader, token_budget=40, shard="given", accumulation_steps=2)
@@ -184,5 +184,4 @@ def test_a_tensor_parallel_model_is_refused() -> None:
         mesh = init_device_mesh("cpu", (2,))
         StepGuard(parallelize_module(make_model(), mesh, {"2": ColwiseParallel()}), compute_loss)
 
-    for result in run_ranks(2, guard_parts):
-        assert (result.error, "the model is tensor parallel" in result.text) == ("UsageError", True), result
+    check_errors(run_ranks(2, guard_parts), "the model is tensor parallel", error="UsageError")

@@ -49,35 +49,14 @@ def fill(buffer: Any, samples: list[Any]) -> Any:
     return buffer[: len(samples)]
 
 
-def into_a_tensor(samples: list[Any]) -> Any:
-    return {"numbers": fill(TENSOR, samples)}
-
-
-def into_an_array(samples: list[Any]) -> Any:
-    return torch.from_numpy(fill(ARRAY, samples))
-
-
 def into_an_object(samples: list[Any]) -> Any:
     OBJECT["numbers"] = [sample["number"] for sample in samples]
     return OBJECT
 
 
-def into_a_ring(samples: list[Any]) -> Any:
-    return [fill(RING[next(TURN) % 3], samples)]
-
-
-def into_views(samples: list[Any]) -> Any:
-    """Returns bytes of memory that has no name."""
-    return fill(VIEWS[next(TURN) % len(VIEWS)], samples)
-
-
 def into_one_of_its_size(samples: list[Any]) -> Any:
     key = len(samples), max(len(sample["input_ids"]) for sample in samples)
     return fill(BY_SIZE.setdefault(key, torch.zeros(len(samples), dtype=torch.int64)), samples)
-
-
-def into_a_buffer_later(samples: list[Any]) -> Any:
-    return fill(TENSOR if next(TURN) % 100 > 20 else torch.zeros(64, dtype=torch.int64), samples)
 
 
 def into_lent_memory(samples: list[Any]) -> Any:
@@ -96,14 +75,20 @@ def get_numbers(batch: Any) -> list[int]:
             return [int(number) for number in batch]
 
 
-REUSES = [
-    *(into_a_tensor, into_an_array, into_an_object, into_a_ring),
-    *(into_views, into_one_of_its_size, into_a_buffer_later, into_lent_memory),
-]
+REUSES: dict[str, Callable[[list[Any]], Any]] = {
+    "a tensor": lambda samples: {"numbers": fill(TENSOR, samples)},
+    "an array": lambda samples: torch.from_numpy(fill(ARRAY, samples)),
+    "an object": into_an_object,
+    "a ring": lambda samples: [fill(RING[next(TURN) % 3], samples)],
+    "memory without a name": lambda samples: fill(VIEWS[next(TURN) % len(VIEWS)], samples),
+    "one of its size": into_one_of_its_size,
+    "a buffer, later": lambda samples: fill(TENSOR if next(TURN) % 100 > 20 else torch.zeros_like(TENSOR), samples),
+    "lent memory": into_lent_memory,
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", REUSES)
+@pytest.mark.parametrize("function", REUSES.values(), ids=[*REUSES])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_collate_fn_may_use_its_buffer_again(function: Callable[[list[Any]], Any], num_workers: int) -> None:
     """37 of 120 samples were silently lost before, and 19 repeated."""
@@ -287,16 +272,10 @@ def list_then_fill(samples: list[Any]) -> Any:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_default_device_of_the_users_is_that_of_user_code_alone(num_workers: int) -> None:
     """Results on "meta" have no values, so neither an order, nor a seed, nor a sample would be known."""
-    data = [{"number": number, "input_ids": [1] * (1 + number % 7)} for number in range(24)]
+    samples = [{"number": number, "input_ids": [1] * (1 + number % 7)} for number in range(24)]
+    options = {"shuffle": True, "generator": torch.Generator(), "num_workers": num_workers}
     with torch.device("meta"):
-        loader = ODBDataLoader(
-            data,
-            token_budget=30,
-            shuffle=True,
-            generator=torch.Generator(),
-            num_workers=num_workers,
-            collate_fn=list_then_fill,
-        )
+        loader = ODBDataLoader(samples, token_budget=30, collate_fn=list_then_fill, **options)
         batches = [batch for batch, _ in loader.steps()]
     assert sorted(number for batch in batches for number in batch["numbers"]) == list(range(24))
     assert {batch["filled"].device.type for batch in batches} == {"meta"}

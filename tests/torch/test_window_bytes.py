@@ -120,9 +120,7 @@ def test_a_saved_epoch_goes_on_with_the_same_batches() -> None:
 
 
 def test_bytes_are_those_of_the_content() -> None:
-    array = np.zeros((3, 5), np.float32)
-    assert (
-        count_bytes({"a": array, "b": [torch.zeros(7), "four", b"12"], "c": (1, None, 2.5)}) == 60 + 28 + 4 + 2 + 24 + 3
-    )
+    sample = {"a": np.zeros((3, 5), np.float32), "b": [torch.zeros(7), "four", b"12"], "c": (1, None, 2.5)}
+    assert count_bytes(sample) == 60 + 28 + 4 + 2 + 24 + 3
     assert count_bytes(torch.zeros(1000)[:3]) == 12
     assert count_bytes(range(3)) > 0
