@@ -39,7 +39,7 @@ from tests.integrations.common import (
     SIZES,
     Model,
     Samples,
-    check_coverage,
+    check_runs,
     check_weights,
     collate,
     get_weights,
@@ -173,8 +173,7 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> No
     values = get_values(run_ranks(len(SIZES), train_all, tmp_path))
     enabled, native, handed, accelerated, looped = zip(*(value[0] for value in values), strict=True)
     for runs in (enabled, handed, accelerated, looped):
-        check_coverage(runs)
-        check_weights(runs, Model())
+        check_runs(runs)
     check_weights(native, Model())
     for value in values:
         assert value[1] == (len(ALL), len(enabled[0][0]), True)
@@ -361,6 +360,5 @@ def test_lightning_trains_with_the_weights_of_the_batches(tmp_path: Path) -> Non
         fit(Module(), make_plain(), ODBLightningCallback(10))
     whole, mixed, stopped = runs
     for run in (whole, mixed):
-        check_coverage([run])
-        check_weights([run], Model())
+        check_runs([run])
     assert 10 <= sum(map(len, stopped[0])) < len(ALL)

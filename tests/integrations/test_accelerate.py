@@ -29,8 +29,7 @@ from tests.integrations.common import (
     SIZES,
     STEPS,
     Model,
-    check_coverage,
-    check_weights,
+    check_runs,
     collate,
     get_weights,
     make_all,
@@ -84,8 +83,7 @@ def test_the_weights_are_those_of_one_process_on_the_union() -> None:
     for (steps, _), results in zip(cases, run_each(len(SIZES), train, cases), strict=True):
         runs = get_values(results)
         assert [len(updates) for updates, _ in runs] == [2 * -(-STEPS // steps)] * len(SIZES)
-        check_coverage(runs, epochs=2)
-        check_weights(runs, Model())
+        check_runs(runs, epochs=2)
 
 
 def train_guarded(rank: int, folder: Path) -> Any:
@@ -127,8 +125,7 @@ def test_a_guard_runs_its_passes_and_progress_says_when_to_save(tmp_path: Path) 
     """Checks: WEIGHT, ONCE, COVER. The share of the epoch is that of the samples trained on."""
     values = get_values(run_ranks(len(SIZES), train_guarded, tmp_path))
     runs, failures, saved, seen = zip(*values, strict=True)
-    check_coverage(runs, epochs=2)
-    check_weights(runs, Model())
+    check_runs(runs, epochs=2)
     assert failures[0][0] == 0 < failures[1][0] == failures[0][1] == failures[1][1]
     assert saved[0] == saved[1]
     assert len(saved[0]) >= 4

@@ -30,6 +30,7 @@ from tests.integrations.common import (
     Model,
     Samples,
     check_coverage,
+    check_runs,
     check_weights,
     collate,
     get_weights,
@@ -116,8 +117,7 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> No
     whole, windows, llama = zip(*values, strict=True)
     for epochs, variant in ((1, whole), (2, windows)):
         runs = [run for run, *_ in variant]
-        check_coverage(runs, epochs)
-        check_weights(runs, Model())
+        check_runs(runs, epochs)
         # Trained to the end of the epochs, although the estimate was 3 updates in each.
         assert {(steps, epoch) for _, steps, epoch, _ in variant} == {(len(runs[0][0]), epochs)}
     assert [steps for _, steps, *_ in llama] == [4, 4]

@@ -30,9 +30,8 @@ from tests.integrations.common import (
     BUDGET_TOKENS,
     OPTIONS,
     SIZES,
-    Model,
     Samples,
-    check_coverage,
+    check_runs,
     check_weights,
     get_weights,
     run_each,
@@ -159,8 +158,7 @@ def test_batches_that_do_not_fit_go_in_halves_and_change_no_weight(tmp_path: Pat
         # Counted over all ranks, and equal in every rank's logs.
         assert all(count == counts[0] and count[-1] == total for count in counts)
         if number < len(VARIANTS):
-            check_coverage(runs, 2)
-            check_weights(runs, Model())
+            check_runs(runs, 2)
         else:
             check_weights(runs, make_llama(), precision=1e-4)
         if number:
@@ -211,8 +209,7 @@ def train_sharded(rank: int, folder: Path) -> Any:
 def test_a_sharded_model_is_refused_by_name_or_tries_beforehand(tmp_path: Path) -> None:
     # https://github.com/pytorch/torchtitan/issues/1329
     runs = get_values(run_ranks(len(SIZES), train_sharded, tmp_path))
-    check_coverage(runs)
-    check_weights(runs, Model())
+    check_runs(runs)
 
 
 @in_a_rank(run_ranks)
@@ -276,8 +273,7 @@ def test_a_budget_by_the_step_or_by_a_metric_is_the_same_on_all_ranks(tmp_path: 
     by_metric, *by_step = map(get_values, run_each(len(SIZES), adapt, cases))
     for (folder, _, is_by_metric), found in zip(cases, (by_metric, *by_step), strict=True):
         runs = [run for run, _, _ in found]
-        check_coverage(runs, 5 if is_by_metric else 2)
-        check_weights(runs, Model())
+        check_runs(runs, 5 if is_by_metric else 2)
         # The checker checks that all ranks form the same rounds under the same budget.
         verdict = check_traces(sorted(folder.glob("*.ndjson")))
         assert verdict.is_ok, verdict

@@ -28,6 +28,7 @@ from tests.integrations.common import (
     SIZES,
     Model,
     check_coverage,
+    check_runs,
     check_weights,
     collate,
     get_sample,
@@ -108,8 +109,7 @@ def test_a_loss_is_weighed_with_all_that_a_subclass_makes_of_it(tmp_path: Path) 
     values = get_values(run_ranks(len(SIZES), use_own_losses, tmp_path))
     for variant in zip(*values, strict=True):
         runs = [run for run, *_ in variant]
-        check_coverage(runs)
-        check_weights(runs, Model())
+        check_runs(runs)
     plain, more, *_ = ([round(loss, 3) for loss in losses] for *_, losses in values[0])
     assert more == [round(loss + 1, 3) for loss in plain]
 
@@ -126,25 +126,24 @@ class Stream(IterableDataset[Any]):
                 yield get_sample(number)
 
 
-def read_streams(rank: int, folder: Path) -> Any:
+def read_streams(rank: int, folder: Path) -> list[int]:
     settings = {"kind": Recorder, "max_steps": 40, "eval_dataset": Stream(is_split=False)}
-    said = []
     for odb, evaluates in ((AUTO, False), (replace(AUTO, evaluation={}), True)):
         trainer = make_trainer(rank, folder, odb=odb, train_dataset=Stream(is_split=False), **settings)
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match="Stream is iterable, so each of 2 ranks reads what it is given"):
             trainer.evaluate() if evaluates else trainer.train()
-        said.append(str(caught.value))
+    for kind, said in (
+        (Unprepared, "a DataLoader that is not prepared"),
+        (Batches, "get_train_dataloader returned list"),
+    ):
+        enabled = enable(kind(Model(), make_arguments(folder)), AUTO)
+        enabled.train_dataset, enabled.data_collator = make_all(), collate
+        with pytest.raises(UsageError, match=said):
+            enabled.train()
     odb = replace(AUTO, loader=nested(**(OPTIONS | {"shard": "given"})))
     trainer = make_trainer(rank, folder, odb=odb, train_dataset=Stream(is_split=True), **settings)
     steps = iter(trainer.get_train_dataloader())
-    numbers = [number for batch in steps if not batch[STEP_INFO].is_idle for number in batch["numbers"].tolist()]
-    for kind in (Unprepared, Batches):
-        enabled = enable(kind(Model(), make_arguments(folder)), AUTO)
-        enabled.train_dataset, enabled.data_collator = make_all(), collate
-        with pytest.raises(UsageError) as caught:
-            enabled.train()
-        said.append(str(caught.value))
-    return said, numbers
+    return [number for batch in steps if not batch[STEP_INFO].is_idle for number in batch["numbers"].tolist()]
 
 
 class Unprepared(Trainer):
@@ -165,12 +164,8 @@ def test_data_that_all_ranks_read_alike_are_refused(tmp_path: Path) -> None:
     """Checks: ONCE, COVER. The Trainer's own loader divides a stream among ranks, so users do not expect to have to. A loader
     of a user's class, in contrast, is read whole on each rank, unless it is prepared.
     """
-    values = get_values(run_ranks(len(SIZES), read_streams, tmp_path))
-    for (*said, unprepared, batches), _ in values:
-        assert "a DataLoader that is not prepared" in unprepared
-        assert "get_train_dataloader returned list" in batches
-        assert all("Stream is iterable, so each of 2 ranks reads what it is given" in text for text in said)
-    assert sorted(number for value in values for number in value[1]) == list(range(sum(SIZES)))
+    first, second = get_values(run_ranks(len(SIZES), read_streams, tmp_path))
+    assert sorted(first + second) == list(range(sum(SIZES)))
 
 
 class Plain(Trainer):  # type: ignore[misc]
@@ -208,8 +203,7 @@ def test_settings_of_the_trainer_that_need_no_thought_change_nothing(tmp_path: P
     values = get_values(run_ranks(len(SIZES), check_run, tmp_path))
     *variants, checkpointed = zip(*values, strict=True)
     for runs in variants:
-        check_coverage(runs)
-        check_weights(runs, Model())
+        check_runs(runs)
     check_coverage(checkpointed)
     check_weights(checkpointed, make_llama(), precision=1e-4)
     first, *others = [runs[0] for runs in variants]

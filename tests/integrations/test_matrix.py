@@ -117,9 +117,7 @@ def train_accelerate(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
         PartialState(cpu=True)
         pretend()
         plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=int(strategy[-1]),
-            cpu_ram_efficient_loading=False,
-            state_dict_type="SHARDED_STATE_DICT",
+            fsdp_version=int(strategy[-1]), cpu_ram_efficient_loading=False, state_dict_type="SHARDED_STATE_DICT"
         )
         settings = {"fsdp_plugin": plugin}
     accelerator, log = Accelerator(**settings), Log()
