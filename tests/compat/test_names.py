@@ -108,8 +108,7 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], message: str) -
 def test_what_has_no_counterpart_is_said() -> None:
     with pytest.warns(UserWarning, match=r"group_order_flip='local' changes nothing"):
         make(group_order_flip="local")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         make(group_order_flip="none", no_warmup=False, version=5)
 
 

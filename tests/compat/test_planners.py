@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from odb_ref.compat import slime, verl
 from odb_ref.core.errors import UsageError
-from tests.torch.ranks import run_ranks
+from tests.torch.ranks import get_values, run_each, run_ranks
 
 
 class Columns(dict[str, Any]):
@@ -72,13 +72,8 @@ def test_verl_batches_are_whole_within_the_budget_and_small_at_the_ends(
     lengths: list[int], is_nested: bool, divided_by: int, at_least: int, is_balanced: bool
 ) -> None:
     batch = make_batch(lengths, is_nested=is_nested)
-    parts, indices = verl.rearrange_micro_batches(
-        batch,
-        60,
-        num_batches_divided_by=divided_by,
-        min_num_micro_batch=at_least,
-        use_dynamic_bsz_balance=is_balanced,
-    )
+    least = {"num_batches_divided_by": divided_by, "min_num_micro_batch": at_least}
+    parts, indices = verl.rearrange_micro_batches(batch, 60, use_dynamic_bsz_balance=is_balanced, **least)
     assert len(parts) % divided_by == 0
     assert len(parts) >= at_least
     used: list[int] = []
@@ -143,10 +138,9 @@ def test_verl_repeats_nothing_that_it_cannot_mask() -> None:
 
 def test_verl_without_a_sample_asks_for_one_and_not_for_a_mask() -> None:
     batch = make_batch([])
+    words = r"^rank 0 has no sample, so none for an idle micro-batch to run: give it one$"
     for _ in range(2):
-        with pytest.raises(
-            UsageError, match=r"^rank 0 has no sample, so none for an idle micro-batch to run: give it one$"
-        ):
+        with pytest.raises(UsageError, match=words):
             verl.rearrange_micro_batches(batch, 60)
         batch.pop("loss_mask", None)
 
@@ -181,36 +175,27 @@ def test_verl_data_keeps_its_other_columns() -> None:
 SHARDS = [[60, 60, 60], [20]]
 
 
-def rearrange(rank: int, cases: list[tuple[list[list[int]], dict[str, Any]]]) -> list[Any]:
-    found: list[Any] = []
-    for shards, options in cases:
-        try:
-            parts, indices = verl.rearrange_micro_batches(
-                make_batch(shards[rank]), 60, dp_group=torch.distributed.group.WORLD, **options
-            )
-            found.append((indices, [float(part["loss_mask"].sum()) for part in parts]))
-        except UsageError as error:
-            found.append(str(error))
-    torch.distributed.barrier()
-    return found
-
-
 def test_verl_ranks_with_few_samples_or_one_too_long_do_not_hang() -> None:
     """Spec: R13.4, R13.11."""
-    cases: list[tuple[list[list[int]], dict[str, Any]]] = [
-        (SHARDS, {}),
-        ([[60], [61, 5]], {}),
-        ([[60], [5] * 3], {"force_group_size": 1}),
-        ([[60], []], {}),
-    ]
-    first, second = (result.value for result in run_ranks(2, rearrange, cases))
-    assert first[0] == ([[2], [0], [1]], [3.0, 3.0, 3.0]) or sorted(chain.from_iterable(first[0][0])) == [0, 1, 2]
-    assert second[0][0] == [[0]] * 3
-    assert sorted(second[0][1]) == [0.0, 0.0, 3.0]
-    assert first[1] == second[1] == "rank 1: sample 0 has 61 tokens, more than the budget of 60: raise the budget"
-    assert len(first[2][0]) == len(second[2][0]) == 1
-    words = "rank 1 has no sample, so none for an idle micro-batch to run: give it one"
-    assert (first[3], second[3]) == (words, words)
+
+    def rearrange(rank: int, shards: list[list[int]]) -> Any:
+        group = torch.distributed.group.WORLD
+        parts, indices = verl.rearrange_micro_batches(make_batch(shards[rank]), 60, dp_group=group)
+        return indices, [float(part["loss_mask"].sum()) for part in parts]
+
+    few, long, fitting, empty = run_each(
+        2, rearrange, [(SHARDS,), ([[60], [61, 5]],), ([[60], [5] * 3],), ([[60], []],)]
+    )
+    (indices, _), (repeated, masks) = get_values(few)
+    assert sorted(chain.from_iterable(indices)) == [0, 1, 2]
+    assert repeated == [[0]] * 3
+    assert sorted(masks) == [0.0, 0.0, 3.0]
+    assert [len(indices) for indices, _ in get_values(fitting)] == [1, 1]
+    for results, words in (
+        (long, "rank 1: sample 0 has 61 tokens, more than the budget of 60: raise the budget"),
+        (empty, "rank 1 has no sample, so none for an idle micro-batch to run: give it one"),
+    ):
+        assert [(result.error, result.text) for result in results] == [("UsageError", words)] * 2
 
 
 OLDER = {
@@ -377,10 +362,8 @@ def test_a_user_of_verl_beside_the_original_import(
 
 
 def make_arguments(**changes: Any) -> SimpleNamespace:
-    return SimpleNamespace(
-        **{"use_dynamic_batch_size": True, "max_tokens_per_gpu": 30, "micro_batch_size": None, "balance_data": True}
-        | changes
-    )
+    values = {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 30, "micro_batch_size": None, "balance_data": True}
+    return SimpleNamespace(**values | changes)
 
 
 CONFIG = {"dp_size": 2, "cp_size": 2, "vpp_size": 2, "microbatch_group_size_per_vp_stage": 2}
@@ -438,35 +421,37 @@ def test_slime_serves_what_it_says_and_refuses_the_rest() -> None:
         schedule(arguments, [5] * 8, 8)
 
 
-def test_slime_batches_of_a_fixed_size() -> None:
-    arguments = make_arguments(use_dynamic_batch_size=False, max_tokens_per_gpu=None, micro_batch_size=2)
-    found = slime.build_dp_schedule(
-        arguments, CONFIG | {"vpp_size": 1}, [9] * 8, global_batch_size=8, rollout_indices=[*range(8)]
+FIXED = {"use_dynamic_batch_size": False, "max_tokens_per_gpu": None, "micro_batch_size": 2}
+FLAT = CONFIG | {"vpp_size": 1}
+
+
+def build(lengths: list[int], size: int, arguments: dict[str, Any], config: Any = CONFIG, rollouts: Any = None) -> Any:
+    given = range(len(lengths)) if rollouts is None else rollouts
+    return slime.build_dp_schedule(
+        make_arguments(**arguments), config, lengths, global_batch_size=size, rollout_indices=[*given]
     )
-    assert [len(batch) for own in found[1] for batch in own] == [2] * 4
-    with pytest.raises(UsageError, match="3 rollouts do not fill a step of 4"):
-        slime.build_dp_schedule(arguments, CONFIG, [9] * 3, global_batch_size=4, rollout_indices=[0, 1, 2])
-    with pytest.raises(UsageError, match="2 rollout_indices for 3 total_lengths"):
-        slime.build_dp_schedule(arguments, CONFIG, [9] * 3, global_batch_size=1, rollout_indices=[0, 1])
-    with pytest.raises(UsageError, match="global_batch_size"):
-        slime.build_dp_schedule(arguments, CONFIG, [9] * 3, global_batch_size=0, rollout_indices=[0, 1, 2])
-    with pytest.raises(UsageError, match=r"optimizer step 1, whose samples are \[4, 5, 6, 7\].*sample 3 has 90 tokens"):
-        slime.build_dp_schedule(
-            make_arguments(max_tokens_per_gpu=40),
-            CONFIG | {"vpp_size": 1},
-            [*[9] * 7, 90],
-            global_batch_size=4,
-            rollout_indices=[*range(8)],
-        )
-    with pytest.raises(
-        UsageError, match=r"rank 1 has 0 to divide into 1 micro-batches: it needs more samples, or fewer"
-    ):
-        slime.build_dp_schedule(
-            make_arguments(), CONFIG | {"vpp_size": 1}, [9], global_batch_size=1, rollout_indices=[0]
-        )
-    with pytest.raises(UsageError, match=r"^train_parallel_config lacks cp_size, vpp_size, microbatch_group_size_per_"):
-        slime.build_dp_schedule(arguments, {"dp_size": 2}, [9], global_batch_size=1, rollout_indices=[0])
-    with pytest.raises(UsageError, match="needs max_tokens_per_gpu"):
-        slime.build_dp_schedule(
-            make_arguments(max_tokens_per_gpu=None), CONFIG, [9] * 4, global_batch_size=4, rollout_indices=[*range(4)]
-        )
+
+
+def test_slime_batches_of_a_fixed_size() -> None:
+    _, batches, *_ = build([9] * 8, 8, FIXED, FLAT)
+    assert [len(batch) for own in batches for batch in own] == [2] * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (([9] * 3, 4, FIXED), "3 rollouts do not fill a step of 4"),
+        (([9] * 3, 1, FIXED, CONFIG, [0, 1]), "2 rollout_indices for 3 total_lengths"),
+        (([9] * 3, 0, FIXED), "global_batch_size"),
+        (([9], 1, FIXED, {"dp_size": 2}), "^train_parallel_config lacks cp_size, vpp_size, microbatch_group_size_per_"),
+        (([9], 1, {}, FLAT), "rank 1 has 0 to divide into 1 micro-batches: it needs more samples, or fewer"),
+        (([9] * 4, 4, {"max_tokens_per_gpu": None}), "needs max_tokens_per_gpu"),
+        (
+            ([*[9] * 7, 90], 4, {"max_tokens_per_gpu": 40}, FLAT),
+            r"optimizer step 1, whose samples are \[4, 5, 6, 7\].*sample 3 has 90 tokens",
+        ),
+    ],
+)
+def test_slime_schedules_that_make_no_sense_are_refused(arguments: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        build(*arguments)

@@ -19,13 +19,12 @@ require("transformers")
 require("accelerate")
 
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 import odb_ref.compat as odb
 from odb_ref.compat.callbacks import setup_odb_training
@@ -33,20 +32,21 @@ from odb_ref.compat.integrations.accelerate import configure_accelerator
 from odb_ref.compat.integrations.hf import ODBTrainerMixin, configure_trainer, enable_odb
 from odb_ref.compat.integrations.llamafactory import enable_odb as enable_llamafactory
 from odb_ref.torch import UsageError
+from tests.integrations.arguments import PLAIN, make_arguments
 from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     SIZES,
     Model,
     Samples,
-    check_coverage,
+    check_runs,
     check_weights,
     collate,
     get_weights,
     make_shard,
     run_ranks,
 )
-from tests.torch.ranks import get_values
+from tests.torch.ranks import get_values, in_a_rank
 
 ALL = Samples(range(sum(SIZES)))
 
@@ -78,26 +78,14 @@ class Native(ODBTrainerMixin, Recorder):
 
 
 def make_trainer(folder: Path, *, kind: Any = Recorder, **settings: Any) -> Any:
-    args = TrainingArguments(
-        output_dir=str(folder),
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        optim="sgd",
-        learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        max_grad_norm=0,
-        save_strategy="no",
-        remove_unused_columns=False,
-        **{"num_train_epochs": 1, **settings},
-    )
+    defaults = PLAIN | {"learning_rate": LEARNING_RATE, "remove_unused_columns": False, "num_train_epochs": 1}
+    args = make_arguments(folder, **defaults | settings)
     return kind(model=Model(), args=args, train_dataset=ALL, data_collator=collate)
 
 
 def finish(trainer: Any) -> Any:
     trainer.train()
-    updates = trainer.updates
-    return drop_idle(updates), get_weights(trainer.model)
+    return drop_idle(trainer.updates), get_weights(trainer.model)
 
 
 def drop_idle(updates: list[list[int]]) -> list[list[int]]:
@@ -185,8 +173,7 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> No
     values = get_values(run_ranks(len(SIZES), train_all, tmp_path))
     enabled, native, handed, accelerated, looped = zip(*(value[0] for value in values), strict=True)
     for runs in (enabled, handed, accelerated, looped):
-        check_coverage(runs)
-        check_weights(runs, Model())
+        check_runs(runs)
     check_weights(native, Model())
     for value in values:
         assert value[1] == (len(ALL), len(enabled[0][0]), True)
@@ -233,10 +220,8 @@ def run_blocks(kind: str, blocks: list[str], folder: Path) -> list[int]:
         model = Answer()
         make, args = Trainer, None
         if "rainer" in block:
-            args = TrainingArguments(
-                output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no",
-                num_train_epochs=1, remove_unused_columns=False, dataloader_num_workers=1, per_device_train_batch_size=1,
-            )  # fmt: skip
+            settings = {"dataloader_num_workers": 1, "per_device_train_batch_size": 1}
+            args = make_arguments(folder, num_train_epochs=1, remove_unused_columns=False, **settings)
             make = partial(Trainer, data_collator=strip)
         trainer = make(model=Model(), args=args, train_dataset=ALL) if args else None
         names: dict[str, Any] = {
@@ -278,7 +263,7 @@ needs_release = pytest.mark.skipif(
 def test_the_readme_of_the_release_runs_with_the_import_changed(tmp_path: Path) -> None:
     blocks = [block for block in list_blocks() if "=..." not in block]  # a list of signatures
     assert len(blocks) == 7, "another release: see what its README says"
-    (value,) = get_values(run_ranks(1, run_readme, blocks, tmp_path))
+    (value,) = get_values(run_ranks(1, lambda rank: run_blocks("ours", blocks, tmp_path)))
     every = len(ALL)
     assert value == [every, -1, -1, every, every, -1, every]
 
@@ -294,19 +279,12 @@ def test_what_the_release_makes_of_its_own_loops(tmp_path: Path) -> None:
         assert done.stdout.splitlines()[-1] == str([len(ALL), len(ALL)])
 
 
-def run_readme(rank: int, blocks: list[str], folder: Path) -> list[int]:
-    return run_blocks("ours", blocks, folder)
-
-
 # Further settings ---------------------------------------------------------------------------------------------------------
 
 
+@in_a_rank(run_ranks)
 def test_budgets_and_arguments_of_llamafactory(tmp_path: Path) -> None:
-    get_values(run_ranks(1, set_budgets, tmp_path))
-
-
-def set_budgets(rank: int, folder: Path) -> None:
-    trainer = make_trainer(folder, max_steps=3)
+    trainer = make_trainer(tmp_path, max_steps=3)
     with pytest.raises(UsageError, match="max_steps=3"):
         configure_trainer(trainer, token_budget=60, sample_budget=10)
     bridge = configure_trainer(trainer, token_budget=60, sample_budget=10, max_steps_policy="overwrite", window=12)
@@ -316,26 +294,17 @@ def set_budgets(rank: int, folder: Path) -> None:
     trainer.train()
     assert trainer.state.global_step == 2
     arguments = SimpleNamespace(odb_token_budget=60, odb_loss_scaling="approx", odb_join=True)
-    trainer = make_trainer(folder)
+    trainer = make_trainer(tmp_path)
     bridge = enable_llamafactory(trainer, finetuning_args=arguments, num_train_epochs=0.5)
     assert bridge.handle.config == odb.ODBConfig(60, "approx")
     trainer.train()
     assert len(ALL) / 2 <= bridge.state.emitted_samples < len(ALL)
-    assert not dist.is_initialized() or dist.get_world_size() == 1
 
 
+@in_a_rank(run_ranks)
 def test_lightning_trains_with_the_weights_of_the_batches(tmp_path: Path) -> None:
     """Checks: WEIGHT, COVER. A wrapped module, one with the mixin, and a budget in samples."""
     require("lightning")
-    (value,) = get_values(run_ranks(1, train_lightning, tmp_path))
-    whole, mixed, stopped = value
-    for runs in (whole, mixed):
-        check_coverage([runs])
-        check_weights([runs], Model())
-    assert 10 <= sum(map(len, stopped[0])) < len(ALL)
-
-
-def train_lightning(rank: int, folder: Path) -> Any:
     import lightning.pytorch as pl
 
     from odb_ref.compat.integrations.lightning import (
@@ -372,7 +341,7 @@ def train_lightning(rank: int, folder: Path) -> Any:
     def fit(module: Any, dataloader: Any, *callbacks: Any) -> Any:
         trainer = pl.Trainer(
             max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-            enable_model_summary=False, default_root_dir=folder, callbacks=list(callbacks),
+            enable_model_summary=False, default_root_dir=tmp_path, callbacks=list(callbacks),
         )  # fmt: skip
         trainer.fit(module, dataloader)
         dataloader.close()
@@ -389,4 +358,7 @@ def train_lightning(rank: int, folder: Path) -> Any:
         runs.append(fit(module, dataloader, *callbacks))
     with pytest.raises(UsageError, match="a sample budget needs a module"):
         fit(Module(), make_plain(), ODBLightningCallback(10))
-    return runs
+    whole, mixed, stopped = runs
+    for run in (whole, mixed):
+        check_runs([run])
+    assert 10 <= sum(map(len, stopped[0])) < len(ALL)

@@ -145,6 +145,12 @@ def check_coverage(ranks: Sequence[Run], epochs: int = 1) -> None:
     assert sorted(emitted) == sorted([*range(sum(SIZES))] * epochs)
 
 
+def check_runs(ranks: Sequence[Run], epochs: int = 1) -> None:
+    """Checks both, for a `Model`."""
+    check_coverage(ranks, epochs)
+    check_weights(ranks, Model())
+
+
 def find_due(infos: Iterable[StepInfo], *, samples: int, tokens: int) -> tuple[list[int], list[int]]:
     """Returns the updates, counted from 1, that reach a multiple of ``samples`` samples, and of ``tokens`` tokens."""
     updates = [(0, 0)]

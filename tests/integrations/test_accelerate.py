@@ -29,8 +29,7 @@ from tests.integrations.common import (
     SIZES,
     STEPS,
     Model,
-    check_coverage,
-    check_weights,
+    check_runs,
     collate,
     get_weights,
     make_all,
@@ -39,7 +38,7 @@ from tests.integrations.common import (
     run_each,
     run_ranks,
 )
-from tests.torch.ranks import get_values
+from tests.torch.ranks import get_values, in_a_rank
 
 
 def train_epoch(
@@ -65,9 +64,9 @@ def train_epoch(
     return updates
 
 
-def train(accelerator: Any, rank: int, steps: int, *, is_told_always: bool = False) -> Any:
+def train(rank: int, steps: int, is_told_always: bool) -> Any:
     """Trains two epochs."""
-    model = Model()
+    accelerator, model = Accelerator(cpu=True), Model()
     with make_loader(make_shard(rank), shard="given", accumulation_steps=steps) as loader:
         wrapped, optimizer, prepared = accelerator.prepare(
             model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), loader
@@ -78,18 +77,13 @@ def train(accelerator: Any, rank: int, steps: int, *, is_told_always: bool = Fal
     return updates, get_weights(model)
 
 
-def train_all(rank: int) -> Any:
-    accelerator = Accelerator(cpu=True)
-    return [train(accelerator, rank, 1), train(accelerator, rank, 2), train(accelerator, rank, 2, is_told_always=True)]
-
-
 def test_the_weights_are_those_of_one_process_on_the_union() -> None:
     """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs."""
-    values = get_values(run_ranks(len(SIZES), train_all))
-    for steps, runs in zip((1, 2, 2), zip(*values, strict=True), strict=True):
+    cases = [(1, False), (2, False), (2, True)]
+    for (steps, _), results in zip(cases, run_each(len(SIZES), train, cases), strict=True):
+        runs = get_values(results)
         assert [len(updates) for updates, _ in runs] == [2 * -(-STEPS // steps)] * len(SIZES)
-        check_coverage(runs, epochs=2)
-        check_weights(runs, Model())
+        check_runs(runs, epochs=2)
 
 
 def train_guarded(rank: int, folder: Path) -> Any:
@@ -131,8 +125,7 @@ def test_a_guard_runs_its_passes_and_progress_says_when_to_save(tmp_path: Path) 
     """Checks: WEIGHT, ONCE, COVER. The share of the epoch is that of the samples trained on."""
     values = get_values(run_ranks(len(SIZES), train_guarded, tmp_path))
     runs, failures, saved, seen = zip(*values, strict=True)
-    check_coverage(runs, epochs=2)
-    check_weights(runs, Model())
+    check_runs(runs, epochs=2)
     assert failures[0][0] == 0 < failures[1][0] == failures[0][1] == failures[1][1]
     assert saved[0] == saved[1]
     assert len(saved[0]) >= 4
@@ -150,8 +143,10 @@ def schedule(rank: int, settings: dict[str, Any], taken: int = 0) -> Any:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
     wrapped, optimizer, prepared = accelerator.prepare(model, optimizer, scheduler)
     updates = 0
-    with warnings.catch_warnings(record=True) as caught, make_loader(make_all(), accumulation_steps=2) as loader:
-        warnings.simplefilter("always")
+    with (
+        warnings.catch_warnings(record=True, action="always") as caught,
+        make_loader(make_all(), accumulation_steps=2) as loader,
+    ):
         for batch, info in loader.steps():
             with accumulate(accelerator, wrapped, replace(info, step=info.step + taken)):
                 accelerator.backward(info.scale(wrapped(batch["input_ids"], batch["labels"])["loss"]))
@@ -177,23 +172,16 @@ def test_a_schedule_that_goes_by_processes_is_said(world_size: int) -> None:
             assert len(said) == is_said
 
 
-def divide(rank: int) -> list[str]:
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+@in_a_rank(run_ranks)
+def test_an_accelerator_that_divides_as_well_or_is_expected_to_is_refused() -> None:
     with ODBDataLoader(make_shard(0), token_budget=BUDGET_TOKENS, collate_fn=collate) as loader:
         _, info = next(loader.steps())
         divided = replace(info, weighting=replace(info.weighting, is_divided_by_steps=True))
-    said = []
-    for kind, one in ((accelerator, info), (SimpleNamespace(gradient_accumulation_steps=1), divided)):
-        with pytest.raises(UsageError) as caught:
-            accumulate(kind, Model(), one)  # type: ignore[arg-type]
-        said.append(str(caught.value))
-    return said
-
-
-def test_an_accelerator_that_divides_as_well_or_is_expected_to_is_refused() -> None:
-    (result,) = run_ranks(1, divide)
-    assert "normalised twice: leave it at 1" in result.value[0], result
-    assert "Loss(is_divided_by_trainer=True) is wrong with Accelerate" in result.value[1], result
+    with pytest.raises(UsageError, match="normalised twice: leave it at 1"):
+        accumulate(Accelerator(cpu=True, gradient_accumulation_steps=2), Model(), info)
+    undivided: Any = SimpleNamespace(gradient_accumulation_steps=1)
+    with pytest.raises(UsageError, match=r"Loss\(is_divided_by_trainer=True\) is wrong with Accelerate"):
+        accumulate(undivided, Model(), divided)
 
 
 def make_registered(accelerator: Any) -> ODBDataLoader:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer
 from odb_ref.torch import JobError, UsageError
 from tests.helpers.options import nested
+from tests.integrations.arguments import PLAIN, make_arguments
 from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
@@ -27,6 +30,7 @@ from tests.integrations.common import (
     Model,
     Samples,
     check_coverage,
+    check_runs,
     check_weights,
     collate,
     get_weights,
@@ -34,7 +38,7 @@ from tests.integrations.common import (
     make_shard,
     run_ranks,
 )
-from tests.torch.ranks import get_values
+from tests.torch.ranks import get_values, in_a_rank
 
 GIVEN = ODBOptions(
     update_samples=None,
@@ -74,22 +78,9 @@ def make_trainer(
     names = ("odb", "model", "data_collator", "train_dataset", "eval_dataset")
     arguments = {name: settings.pop(name) for name in names if name in settings}
     odb = arguments.setdefault("odb", GIVEN)
-    defaults: dict[str, Any] = {
-        # An order of 11 steps, all with supervised tokens, in whose first epoch rank 1 has a batch above `MOST`.
-        "data_seed": 3,
-        "use_cpu": True,
-        "report_to": [],
-        "disable_tqdm": True,
-        "optim": "sgd",
-        "learning_rate": LEARNING_RATE,
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0,
-        "num_train_epochs": 1,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "remove_unused_columns": False,
-    }
-    args = TrainingArguments(output_dir=str(folder), **(defaults | settings))
+    # The seed gives an order of 11 steps, all with supervised tokens, in whose first epoch rank 1 has a batch above `MOST`.
+    defaults = PLAIN | {"data_seed": 3, "learning_rate": LEARNING_RATE, "num_train_epochs": 1, "logging_steps": 1}
+    args = make_arguments(folder, **defaults | {"remove_unused_columns": False} | settings)
     if pretend is not None:
         pretend()
     dataset = make_shard(rank) if odb.loader.get("shard") == "given" else make_all()
@@ -127,8 +118,7 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> No
     whole, windows, llama = zip(*values, strict=True)
     for epochs, variant in ((1, whole), (2, windows)):
         runs = [run for run, *_ in variant]
-        check_coverage(runs, epochs)
-        check_weights(runs, Model())
+        check_runs(runs, epochs)
         # Trained to the end of the epochs, although the estimate was 3 updates in each.
         assert {(steps, epoch) for _, steps, epoch, _ in variant} == {(len(runs[0][0]), epochs)}
     assert [steps for _, steps, *_ in llama] == [4, 4]
@@ -164,38 +154,25 @@ def test_the_loss_of_the_whole_training_is_that_of_all_ranks(tmp_path: Path) -> 
 def save_and_resume(rank: int, folder: Path) -> Any:
     settings = {"gradient_accumulation_steps": 2, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 4}
     shared = {"odb": AUTO, "save_strategy": "steps", "save_steps": 2, "max_steps": 2}
-    return [
-        train(rank, folder / "given", **settings),
-        train(rank, folder / "given", resume="checkpoint-4", **settings),
-        train(rank, folder / "given", resume="checkpoint-8", **settings),
-        train(rank, folder / "given", resume="checkpoint-12", **settings),
-        resume_within_a_window(rank, folder / "given"),
-        train(rank, folder / "auto", **shared),
-    ]
-
-
-def resume_within_a_window(rank: int, folder: Path) -> str:
-    with pytest.raises(UsageError) as caught:
-        train(rank, folder, resume="checkpoint-4", gradient_accumulation_steps=3)
-    return str(caught.value)
-
-
-def resume_alone(rank: int, folder: Path) -> Any:
-    return train(rank, folder / "auto", resume="checkpoint-2", odb=AUTO)
+    checkpoints = (None, "checkpoint-4", "checkpoint-8", "checkpoint-12")
+    found = [train(rank, folder / "given", resume=checkpoint, **settings) for checkpoint in checkpoints]
+    said = "8 steps into its epoch, which is not a multiple of gradient_accumulation_steps=3"
+    with pytest.raises(UsageError, match=said):
+        train(rank, folder / "given", resume="checkpoint-4", gradient_accumulation_steps=3)
+    return [*found, train(rank, folder / "auto", **shared)]
 
 
 def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     """Checks: RESUME, ONCE, COVER, REPLAY. In the first and the second epoch, after its end, and on one rank instead of two."""
     values = get_values(run_ranks(len(SIZES), save_and_resume, tmp_path))
-    for whole, from_4, from_8, from_12, refusal, _ in values:
+    for whole, from_4, from_8, from_12, _ in values:
         (updates, weights), *rest = whole
         assert len(updates) == 2 * -(-STEPS // 2) == 12
         assert from_4 == ((updates[4:], weights), *rest)
         assert from_8 == ((updates[8:], weights), *rest)
         assert from_12[0] == ([], weights)
-        assert "8 steps into its epoch, which is not a multiple of gradient_accumulation_steps=3" in refusal
     first = [value[-1][0] for value in values]
-    (alone,) = get_values(run_ranks(1, resume_alone, tmp_path))
+    (alone,) = get_values(run_ranks(1, partial(train, resume="checkpoint-2", odb=AUTO), tmp_path / "auto"))
     check_coverage([*first, alone[0]])
 
 
@@ -220,7 +197,7 @@ HAS_STRATEGIES = "train_sampling_strategy" in TrainingArguments.__dataclass_fiel
 GROUPED = {"train_sampling_strategy": "group_by_length"} if HAS_STRATEGIES else {"group_by_length": True}
 MISTAKES: dict[str, dict[str, Any]] = {
     "normalised twice: ODBTrainer needs loss_is_scaled_for_ga": {"kind": Unscaled},
-    "normalised twice: do not override ODBTrainer's get_batch_samples": {"kind": Counting, "model": Accepting},
+    "normalised twice: do not override ODBTrainer's get_batch_samples": {"kind": Counting, "model": Accepting()},
     "or pass Loss(supervised_fn=)": {"data_collator": supervise_all},
     "ODBOptions(updates_per_epoch=...)": {
         "odb": ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader={"sampler": list(range(sum(SIZES)))}),
@@ -231,23 +208,10 @@ MISTAKES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_mistakes(rank: int, folder: Path) -> list[str]:
-    messages = []
-    for mistake in MISTAKES.values():
-        settings = dict(mistake)
-        if "model" in settings:
-            settings["model"] = settings["model"]()
-        try:
-            train(rank, folder, **settings)
-            messages.append("nothing")
-        except (UsageError, JobError) as error:
-            messages.append(str(error))
-    return messages
-
-
+@in_a_rank(run_ranks)
 def test_what_would_normalise_twice_or_wrongly_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="normalise twice"):
         ODBOptions(update_samples=None, token_budget=1, loader=nested(**{"trainer_divides_loss": True}))
-    (value,) = get_values(run_ranks(1, make_mistakes, tmp_path))
-    for expected, message in zip(MISTAKES, value, strict=True):
-        assert expected in message
+    for said, mistake in MISTAKES.items():
+        with pytest.raises((UsageError, JobError), match=re.escape(said)):
+            train(0, tmp_path, **mistake)

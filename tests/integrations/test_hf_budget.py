@@ -7,6 +7,7 @@ import math
 import os
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,8 @@ from tests.integrations.common import (
     BUDGET_TOKENS,
     OPTIONS,
     SIZES,
-    Model,
     Samples,
-    check_coverage,
+    check_runs,
     check_weights,
     get_weights,
     run_each,
@@ -39,7 +39,7 @@ from tests.integrations.common import (
 )
 from tests.integrations.test_hf import make_llama, make_trainer
 from tests.integrations.test_sharded import get_whole, make_sharded_trainer, pretend
-from tests.torch.ranks import get_values
+from tests.torch.ranks import get_values, in_a_rank
 from tests.torch.test_step_guard import FailingBackward, limited_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
@@ -158,8 +158,7 @@ def test_batches_that_do_not_fit_go_in_halves_and_change_no_weight(tmp_path: Pat
         # Counted over all ranks, and equal in every rank's logs.
         assert all(count == counts[0] and count[-1] == total for count in counts)
         if number < len(VARIANTS):
-            check_coverage(runs, 2)
-            check_weights(runs, Model())
+            check_runs(runs, 2)
         else:
             check_weights(runs, make_llama(), precision=1e-4)
         if number:
@@ -172,17 +171,15 @@ def test_batches_that_do_not_fit_go_in_halves_and_change_no_weight(tmp_path: Pat
             assert total == 0
 
 
-def fail_alone(rank: int, folder: Path) -> Any:
+class Hopeless(Failing):
+    """Holds nothing on one rank."""
 
-    class Hopeless(Failing):
-        def has_too_little(self, samples: int, tokens: int) -> bool:
-            return self.args.process_index == 1
-
-    return train(rank, folder, kind=Hopeless)
+    def has_too_little(self, samples: int, tokens: int) -> bool:
+        return self.args.process_index == 1
 
 
 def test_a_sample_that_does_not_fit_alone_ends_training_on_every_rank(tmp_path: Path) -> None:
-    results = run_ranks(len(SIZES), fail_alone, tmp_path)
+    results = run_ranks(len(SIZES), partial(train, kind=Hopeless), tmp_path)
     assert [result.error for result in results] == ["JobError", "OutOfMemoryError"], results
     assert "does not fit alone" in results[1].text
 
@@ -191,11 +188,9 @@ def test_a_sample_that_does_not_fit_alone_ends_training_on_every_rank(tmp_path: 
 
 
 def train_sharded(rank: int, folder: Path) -> Any:
-    said = []
-    for version in (1, 2):
-        with pytest.raises(UsageError) as caught:
+    for version, name in ((1, "FSDP"), (2, "FSDP 2")):
+        with pytest.raises(UsageError, match=f"sharded by {name}, whose collectives run inside the forward pass"):
             make_sharded_trainer(rank, folder, version, odb=GUARDED, pretend=pretend).train()
-        said.append(str(caught.value))
     odb = replace(GUARDED, memory=FIT)
 
     class Splitting(Failing):
@@ -208,30 +203,20 @@ def train_sharded(rank: int, folder: Path) -> Any:
     )
     with limited_memory(lambda: 30.0 if rank == 1 else math.inf):
         trainer.train()
-    return said, (trainer.updates, get_whole(trainer.model_wrapped))
+    return trainer.updates[:-1], get_whole(trainer.model_wrapped)
 
 
 def test_a_sharded_model_is_refused_by_name_or_tries_beforehand(tmp_path: Path) -> None:
     # https://github.com/pytorch/torchtitan/issues/1329
-    values = get_values(run_ranks(len(SIZES), train_sharded, tmp_path))
-    said, runs = zip(*values, strict=True)
-    for first, second in said:
-        assert "sharded by FSDP, whose collectives run inside the forward pass" in first
-        assert "sharded by FSDP 2, whose collectives run inside the forward pass" in second
-    runs = [(updates[:-1], weights) for updates, weights in runs]
-    check_coverage(runs)
-    check_weights(runs, Model())
+    runs = get_values(run_ranks(len(SIZES), train_sharded, tmp_path))
+    check_runs(runs)
 
 
-def refuse(rank: int, folder: Path) -> str:
-    with pytest.raises(UsageError) as caught:
-        train(rank, folder, odb=replace(ALONE, loader=nested(**(OPTIONS | {"layout": "packed"}))))
-    return str(caught.value)
-
-
+@in_a_rank(run_ranks)
 def test_what_cannot_be_halved_is_refused_before_it_fails(tmp_path: Path) -> None:
-    (result,) = run_ranks(1, refuse, tmp_path)
-    assert "a packed row (layout='packed') can be halved only" in result.value, result
+    odb = replace(ALONE, loader=nested(**(OPTIONS | {"layout": "packed"})))
+    with pytest.raises(UsageError, match=r"a packed row \(layout='packed'\) can be halved only"):
+        train(0, tmp_path, odb=odb)
 
 
 # Budgets that follow measurements -----------------------------------------------------------------------------------------
@@ -288,8 +273,7 @@ def test_a_budget_by_the_step_or_by_a_metric_is_the_same_on_all_ranks(tmp_path: 
     by_metric, *by_step = map(get_values, run_each(len(SIZES), adapt, cases))
     for (folder, _, is_by_metric), found in zip(cases, (by_metric, *by_step), strict=True):
         runs = [run for run, _, _ in found]
-        check_coverage(runs, 5 if is_by_metric else 2)
-        check_weights(runs, Model())
+        check_runs(runs, 5 if is_by_metric else 2)
         # The checker checks that all ranks form the same rounds under the same budget.
         verdict = check_traces(sorted(folder.glob("*.ndjson")))
         assert verdict.is_ok, verdict
@@ -313,7 +297,9 @@ def lower_once(metrics: dict[str, float], current: int) -> int:
     return min(current, BUDGET_TOKENS // 2)
 
 
-def resume_lowered(rank: int, folder: Path) -> Any:
+@in_a_rank(run_ranks)
+def test_a_budget_that_was_lowered_is_lowered_after_a_checkpoint(tmp_path: Path) -> None:
+    """Spec: R15.5. Checks: RESUME, REPLAY."""
     odb = ODBOptions(
         update_samples=None,
         token_budget=BUDGET_TOKENS,
@@ -321,24 +307,18 @@ def resume_lowered(rank: int, folder: Path) -> Any:
         budget_from_metrics=lower_once,
         loader=nested(**OPTIONS),
     )
-    found = []
-    for checkpoint in (None, "first"):
-        saved = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-        path = str(saved[1]) if checkpoint else None
+
+    def train_on(odb: ODBOptions, checkpoint: Path | None) -> tuple[list[list[int]], list[float]]:
         settings: dict[str, Any] = {"eval_dataset": Samples([1, 2, 3]), "num_train_epochs": 3}
-        own = replace(odb, budget_from_metrics=None) if checkpoint else odb
-        trainer = make_trainer(rank, folder, kind=Adapting, odb=own, **settings)
-        trainer.train(resume_from_checkpoint=path)
+        trainer = make_trainer(0, tmp_path, kind=Adapting, odb=odb, **settings)
+        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
         assert trainer.accepted_budget == BUDGET_TOKENS // 2
-        found.append((trainer.updates[:-1], get_weights(trainer.model)))
-        accepted = json.loads((saved[1] / "odb_loader_0.json").read_text())["accepted"] if checkpoint else {}
-    return found, accepted
+        return trainer.updates[:-1], get_weights(trainer.model)
 
-
-def test_a_budget_that_was_lowered_is_lowered_after_a_checkpoint(tmp_path: Path) -> None:
-    """Spec: R15.5. Checks: RESUME, REPLAY."""
-    (value,) = get_values(run_ranks(1, resume_lowered, tmp_path))
-    ((updates, weights), (rest, again)), accepted = value
+    updates, weights = train_on(odb, None)
+    _, saved, *_ = sorted(tmp_path.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    accepted = json.loads((saved / "odb_loader_0.json").read_text())["accepted"]
     assert accepted == {"metrics": BUDGET_TOKENS // 2}
+    rest, again = train_on(replace(odb, budget_from_metrics=None), saved)
     assert 0 < len(rest) < len(updates) - 2
     assert (rest, again) == (updates[-len(rest) :], weights)

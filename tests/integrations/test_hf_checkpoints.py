@@ -11,13 +11,13 @@ from tests.integrations import require
 
 require("transformers")
 
-import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback
 
 from odb_ref.integrations.hf import ODBOptions, enable
 from odb_ref.integrations.hf.saving import read_states
 from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT
 from odb_ref.torch import UsageError
+from tests.integrations.arguments import make_arguments
 from tests.integrations.common import run_each, run_ranks
 from tests.integrations.test_hf_updates import Texts, collate, make_model
 from tests.torch.ranks import get_values
@@ -51,18 +51,17 @@ def make_trainer(folder: Path, mode: str | None, **settings: Any) -> Any:
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 3,
         "num_train_epochs": 1,
-        "save_strategy": "no",
         "learning_rate": 0.01,
     }
-    args = TrainingArguments(
-        output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, **(defaults | settings)
-    )
+    args = make_arguments(folder, **defaults | settings)
     trainer = Trainer(model=make_model(), args=args, train_dataset=Texts(45), data_collator=collate)
     return trainer if mode is None else enable(trainer, MODES[mode])
 
 
-def get_weights(trainer: Any) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
+def compare_weights(one: Any, other: Any) -> float:
+    """Returns the largest difference between the weights of two trainers."""
+    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
+    return max(float((mine - yours).abs().max()) for mine, yours in pairs)
 
 
 def stop_and_resume(rank: int, folder: Path, mode: str, hook: str, is_direct: bool) -> tuple[float, int]:
@@ -75,8 +74,7 @@ def stop_and_resume(rank: int, folder: Path, mode: str, hook: str, is_direct: bo
     (checkpoint,) = (folder / "parts").glob("checkpoint-*")
     second = make_trainer(folder / "parts", mode)
     second.train(resume_from_checkpoint=str(checkpoint))
-    pairs = zip(get_weights(whole), get_weights(second), strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs), second.state.global_step - whole.state.global_step
+    return compare_weights(whole, second), second.state.global_step - whole.state.global_step
 
 
 CASES = [(mode, hook, False) for mode in MODES for hook in HOOKS]
@@ -134,12 +132,10 @@ def test_the_next_epoch_does_not_begin_with_other_updates(tmp_path: Path) -> Non
 
 def test_a_checkpoint_that_is_not_there_is_told_from_one_without_a_loader(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, "updates")
-    for folder, text in (
-        (tmp_path / "none", "there is no checkpoint"),
-        (tmp_path, "holds no state of an ODBTrainer's"),
-    ):
-        with pytest.raises(UsageError, match=text):
-            trainer.train(resume_from_checkpoint=str(folder))
+    with pytest.raises(UsageError, match="there is no checkpoint"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="holds no state of an ODBTrainer's"):
+        trainer.train(resume_from_checkpoint=str(tmp_path))
 
 
 def go_on_from_plain(rank: int, folder: Path) -> list[tuple[float, bool]]:
@@ -152,15 +148,13 @@ def go_on_from_plain(rank: int, folder: Path) -> list[tuple[float, bool]]:
     found = []
     for at in (3, 8, 11)[: 3 if plain.args.world_size == 1 else 1]:
         trainer = make_trainer(folder / "ours", "updates", **settings)
-        with pytest.warns(
-            RuntimeWarning, match=f"plain Trainer's checkpoint: training continues after its {at} updates"
-        ):
+        said = f"plain Trainer's checkpoint: training continues after its {at} updates"
+        with pytest.warns(RuntimeWarning, match=said):
             trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{at}"))
-        pairs = zip(get_weights(plain), get_weights(trainer), strict=True)
         logs = [
             [(e["epoch"], e["learning_rate"]) for e in one.state.log_history if "loss" in e] for one in (plain, trainer)
         ]
-        found.append((max(float((a - b).abs().max()) for a, b in pairs), logs[0] == logs[1]))
+        found.append((compare_weights(plain, trainer), logs[0] == logs[1]))
     return found
 
 

@@ -13,10 +13,11 @@ from tests.integrations import require
 
 require("transformers")
 
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 from odb_ref.integrations.llamafactory import configure_trainer, main, make_settings, run_exp
 from odb_ref.torch import UsageError
+from tests.integrations.arguments import make_arguments
 from tests.integrations.test_hf_losses import Answers
 from tests.integrations.test_hf_updates import collate, make_model
 
@@ -97,13 +98,10 @@ class Storing(Trainer):  # type: ignore[misc]
 
 def test_metrics_of_micro_batches_are_weighed_as_their_loss(tmp_path: Path) -> None:
     """Checks: WEIGHT. They used to be stored for each micro-batch, and the trainer's mean over these favoured long pairs."""
-    args = TrainingArguments(
-        str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no", max_steps=3, logging_steps=1,
-        per_device_train_batch_size=4, gradient_accumulation_steps=3,
-    )  # fmt: skip
-    trainer: Any = configure_trainer(
-        Storing(make_model(), args, data_collator=collate, train_dataset=Answers(45)), token_budget=80
-    )
+    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
+    args = make_arguments(tmp_path, max_steps=3, logging_steps=1, **sizes)
+    storing = Storing(make_model(), args, data_collator=collate, train_dataset=Answers(45))
+    trainer: Any = configure_trainer(storing, token_budget=80)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     # Before transformers 5 the log has four digits.

@@ -16,12 +16,13 @@ require("transformers")
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import BertConfig, BertForTokenClassification, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import BertConfig, BertForTokenClassification, LlamaForCausalLM, Trainer
 
 from odb_ref.integrations.hf import ODBOptions, enable
 from odb_ref.integrations.hf.data import PAIRS, predicts_first_label
 from odb_ref.integrations.hf.versions import SMOOTHER_COUNTS, counts_first_labels, passes_number
 from odb_ref.torch import Loss, UsageError
+from tests.integrations.arguments import PLAIN, make_arguments
 from tests.integrations.test_hf_updates import Texts, collate, make_model
 
 COUNT = 12
@@ -47,14 +48,12 @@ class Prompted(LlamaForCausalLM):  # type: ignore[misc]
 
 def train(folder: Path, odb: ODBOptions | None, model: Any, kind: type = Trainer, **settings: Any) -> Any:
     """Returns the Trainer after an update of all samples, and its warnings."""
-    defaults = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_grad_norm": 0}
-    args = TrainingArguments(
-        str(folder), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no", max_steps=1, logging_steps=1,
-        optim="sgd", learning_rate=0.5, lr_scheduler_type="constant", **(defaults | settings),
-    )  # fmt: skip
+    defaults = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
+    args = make_arguments(
+        folder, **PLAIN | {"max_steps": 1, "logging_steps": 1, "learning_rate": 0.5} | defaults | settings
+    )
     trainer: Any = kind(model, args, train_dataset=Texts(COUNT), data_collator=collate)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         if odb is not None:
             enable(trainer, odb)
         trainer.train()
@@ -257,7 +256,7 @@ class Preferences(Dataset[Any]):
 
 
 def test_a_loss_of_pairs_that_is_no_mean_over_them_is_refused_by_enable_too(tmp_path: Path) -> None:
-    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    args = make_arguments(tmp_path)
     args.loss_type = ["sigmoid", "sft"]
     whole = ODBOptions(token_budget=80, loader={"loss": Loss(scaling="samples")})
     enable(Trainer(make_model(), args, train_dataset=Preferences()), whole)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +17,19 @@ require("accelerate")
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 from odb_ref.integrations.hf import STEP_INFO, ODBOptions, enable
 from odb_ref.torch import UsageError
 from tests.helpers.options import nested
+from tests.integrations.arguments import make_arguments
 from tests.integrations.common import (
     BUDGET_TOKENS,
     OPTIONS,
     SIZES,
     Model,
     check_coverage,
+    check_runs,
     check_weights,
     collate,
     get_sample,
@@ -37,7 +38,7 @@ from tests.integrations.common import (
     run_ranks,
 )
 from tests.integrations.test_hf import AUTO, Recorder, make_llama, make_trainer, train
-from tests.torch.ranks import get_values
+from tests.torch.ranks import get_values, in_a_rank
 
 
 class Own(Recorder):
@@ -90,9 +91,7 @@ class Dividing(Recorder):
 
 def test_losses_that_cannot_be_weighed_say_what_to_do(tmp_path: Path) -> None:
     """Without an error the weights of the first two would be wrong."""
-    enabled = enable(
-        Calling(Model(), TrainingArguments(str(tmp_path), report_to=[], remove_unused_columns=False)), AUTO
-    )
+    enabled = enable(Calling(Model(), make_arguments(tmp_path, remove_unused_columns=False)), AUTO)
     enabled.train_dataset, enabled.data_collator = make_all(), collate
     with pytest.raises(UsageError, match="training_step of ODBCalling does not call compute_loss"):
         enabled.train()
@@ -112,8 +111,7 @@ def test_a_loss_is_weighed_with_all_that_a_subclass_makes_of_it(tmp_path: Path) 
     values = get_values(run_ranks(len(SIZES), use_own_losses, tmp_path))
     for variant in zip(*values, strict=True):
         runs = [run for run, *_ in variant]
-        check_coverage(runs)
-        check_weights(runs, Model())
+        check_runs(runs)
     plain, more, *_ = ([round(loss, 3) for loss in losses] for *_, losses in values[0])
     assert more == [round(loss + 1, 3) for loss in plain]
 
@@ -156,25 +154,24 @@ class Stream(IterableDataset[Any]):
                 yield get_sample(number)
 
 
-def read_streams(rank: int, folder: Path) -> Any:
+def read_streams(rank: int, folder: Path) -> list[int]:
     settings = {"kind": Recorder, "max_steps": 40, "eval_dataset": Stream(is_split=False)}
-    said = []
     for odb, evaluates in ((AUTO, False), (replace(AUTO, evaluation={}), True)):
         trainer = make_trainer(rank, folder, odb=odb, train_dataset=Stream(is_split=False), **settings)
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match="Stream is iterable, so each of 2 ranks reads what it is given"):
             trainer.evaluate() if evaluates else trainer.train()
-        said.append(str(caught.value))
+    for kind, said in (
+        (Unprepared, "a DataLoader that is not prepared"),
+        (Batches, "get_train_dataloader returned list"),
+    ):
+        enabled = enable(kind(Model(), make_arguments(folder)), AUTO)
+        enabled.train_dataset, enabled.data_collator = make_all(), collate
+        with pytest.raises(UsageError, match=said):
+            enabled.train()
     odb = replace(AUTO, loader=nested(**(OPTIONS | {"shard": "given"})))
     trainer = make_trainer(rank, folder, odb=odb, train_dataset=Stream(is_split=True), **settings)
     steps = [batch for update in trainer.get_train_dataloader() for batch in update.parts]
-    numbers = [number for batch in steps if not batch[STEP_INFO].is_idle for number in batch["numbers"].tolist()]
-    for kind in (Unprepared, Batches):
-        enabled = enable(kind(Model(), TrainingArguments(str(folder), report_to=[], use_cpu=True)), AUTO)
-        enabled.train_dataset, enabled.data_collator = make_all(), collate
-        with pytest.raises(UsageError) as caught:
-            enabled.train()
-        said.append(str(caught.value))
-    return said, numbers
+    return [number for batch in steps if not batch[STEP_INFO].is_idle for number in batch["numbers"].tolist()]
 
 
 class Unprepared(Trainer):
@@ -195,25 +192,8 @@ def test_data_that_all_ranks_read_alike_are_refused(tmp_path: Path) -> None:
     """Checks: ONCE, COVER. The Trainer's own loader divides a stream among ranks, so users do not expect to have to. A loader
     of a user's class, in contrast, is read whole on each rank, unless it is prepared.
     """
-    values = get_values(run_ranks(len(SIZES), read_streams, tmp_path))
-    for (*said, unprepared, batches), _ in values:
-        assert "a DataLoader that is not prepared" in unprepared
-        assert "get_train_dataloader returned list" in batches
-        assert all("Stream is iterable, so each of 2 ranks reads what it is given" in text for text in said)
-    assert sorted(number for value in values for number in value[1]) == list(range(sum(SIZES)))
-
-
-def misunderstand(rank: int, folder: Path) -> Any:
-    said = []
-    plain = make_trainer(rank, folder, kind=Plain)
-    for odb in (60, {"token_budget": 60}):
-        with pytest.raises(UsageError) as caught:
-            enable(plain, odb)  # type: ignore[arg-type]
-        said.append(str(caught.value))
-    with warnings.catch_warnings(record=True) as caught_warnings:
-        warnings.simplefilter("always")
-        updates = train(rank, folder, dataloader_drop_last=True, odb=AUTO)[0][0]
-    return said, [str(item.message) for item in caught_warnings], updates
+    first, second = get_values(run_ranks(len(SIZES), read_streams, tmp_path))
+    assert sorted(first + second) == list(range(sum(SIZES)))
 
 
 class Plain(Trainer):  # type: ignore[misc]
@@ -223,14 +203,14 @@ class Plain(Trainer):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
 
+@in_a_rank(run_ranks)
 def test_what_means_nothing_or_something_else_is_said(tmp_path: Path) -> None:
-    (value,) = get_values(run_ranks(1, misunderstand, tmp_path))
-    refused, warned, updates = value
-    assert refused == [
-        "odb must be ODBOptions(token_budget=...), got 60",
-        "odb must be ODBOptions(token_budget=...), got {'token_budget': 60}",
-    ]
-    assert any("dataloader_drop_last=True has no effect" in text for text in warned)
+    plain = make_trainer(0, tmp_path, kind=Plain)
+    for odb in (60, {"token_budget": 60}):
+        with pytest.raises(UsageError, match=rf"^odb must be ODBOptions\(token_budget=...\), got {odb}$"):
+            enable(plain, odb)  # type: ignore[arg-type]
+    with pytest.warns(match="dataloader_drop_last=True has no effect"):
+        updates = train(0, tmp_path, dataloader_drop_last=True, odb=AUTO)[0][0]
     assert sorted(number for update in updates for number in update) == make_all().numbers
 
 
@@ -251,8 +231,7 @@ def test_settings_of_the_trainer_that_need_no_thought_change_nothing(tmp_path: P
     values = get_values(run_ranks(len(SIZES), check_run, tmp_path))
     *variants, checkpointed = zip(*values, strict=True)
     for runs in variants:
-        check_coverage(runs)
-        check_weights(runs, Model())
+        check_runs(runs)
     check_coverage(checkpointed)
     check_weights(checkpointed, make_llama(), precision=1e-4)
     first, *others = [runs[0] for runs in variants]

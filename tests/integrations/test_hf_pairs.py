@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.integrations import require
 
 require("transformers")
@@ -13,13 +15,14 @@ require("accelerate")
 
 
 from odb_ref.integrations.hf import ODBOptions
+from odb_ref.torch import UsageError
 from odb_ref.torch.loop import count_pairs, split_pairs
 from tests.helpers.options import nested
 from tests.integrations.common import OPTIONS, SIZES, check_weights, get_weights, join, run_ranks
 from tests.integrations.test_hf import make_trainer
 from tests.integrations.test_hf_budget import Unlucky
 from tests.torch.pairs import Pairs, Preference, check_pairs, collate, compute_loss
-from tests.torch.ranks import get_values
+from tests.torch.ranks import in_a_rank
 
 PAIRED = ODBOptions(
     update_samples=None,
@@ -44,32 +47,25 @@ class CheckedUnlucky(Checked, Unlucky):
     """Fails by chance, to the end."""
 
 
-def train(rank: int, folder: Path) -> Any:
-    defaults = {"model": Preference(), "train_dataset": Pairs(range(SIZES[0])), "data_collator": collate, "odb": PAIRED}
-    trainer = make_trainer(
-        rank, folder, kind=CheckedUnlucky, **defaults, num_train_epochs=2, gradient_accumulation_steps=3
-    )
-    trainer.train()
-    assert trainer.updates.pop() == []
-    counts = [entry["out_of_memory"] for entry in trainer.state.log_history if "loss" in entry]
-    return trainer.updates, get_weights(trainer.model), trainer.injected, counts
+def make(folder: Path, odb: ODBOptions, **settings: Any) -> Any:
+    data = {"model": Preference(), "train_dataset": Pairs(range(SIZES[0])), "data_collator": collate}
+    return make_trainer(0, folder, kind=CheckedUnlucky, odb=odb, **data, **settings)
 
 
+@in_a_rank(run_ranks)
 def test_pairs_that_do_not_fit_go_in_halves_and_change_no_weight(tmp_path: Path) -> None:
     """Checks: WEIGHT, ONCE, COVER. On several ranks, and without pairs: tests/integrations/test_hf_budget.py."""
-    ((updates, weights, injected, counts),) = get_values(run_ranks(1, train, tmp_path))
-    assert sorted(join(updates)) == sorted([*range(SIZES[0])] * 2)
-    check_weights([(updates, weights)], Preference(), compute_loss=compute_loss)
-    assert counts[-1] == injected > 1
+    trainer = make(tmp_path, PAIRED, num_train_epochs=2, gradient_accumulation_steps=3)
+    trainer.train()
+    assert trainer.updates.pop() == []
+    assert sorted(join(trainer.updates)) == sorted([*range(SIZES[0])] * 2)
+    check_weights([(trainer.updates, get_weights(trainer.model))], Preference(), compute_loss=compute_loss)
+    counts = [entry["out_of_memory"] for entry in trainer.state.log_history if "loss" in entry]
+    assert counts[-1] == trainer.injected > 1
 
 
-def leave_unsaid(rank: int, folder: Path) -> Any:
-    settings = {"model": Preference(), "train_dataset": Pairs(range(9)), "data_collator": collate}
-    odb = replace(PAIRED, split=None, count=None)
-    make_trainer(rank, folder, **settings, kind=CheckedUnlucky, odb=odb).train()
-
-
+@in_a_rank(run_ranks)
 def test_pairs_whose_layout_nobody_has_said_are_refused_in_the_first_step(tmp_path: Path) -> None:
-    (result,) = run_ranks(1, leave_unsaid, tmp_path)
-    assert result.error == "UsageError", result
-    assert "pass split_pairs and count_pairs of odb_ref.torch.loop" in result.text
+    trainer = make(tmp_path, replace(PAIRED, split=None, count=None))
+    with pytest.raises(UsageError, match=r"pass split_pairs and count_pairs of odb_ref.torch.loop"):
+        trainer.train()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import warnings
+from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +18,7 @@ require("transformers")
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
-from transformers import (
-    DataCollatorWithFlattening,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 
 from odb_ref import Faults
 from odb_ref.integrations.hf import ODBOptions, enable
@@ -33,14 +27,11 @@ from odb_ref.integrations.hf.trainer import is_shuffled
 from odb_ref.integrations.hf.updates import UpdateBatch
 from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT
 from odb_ref.torch import UsageError
+from tests.integrations.arguments import make_arguments
 from tests.integrations.common import run_each
 from tests.torch.ranks import get_values
 
-TIMES = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "eval_runtime"}
-TIMES |= {"eval_samples_per_second", "eval_steps_per_second", "total_flos"}
-TIMES |= {"train_tokens_per_second"}
-
-
+TIMES = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_tokens_per_second", "total_flos"}
 LOG = 1e-9 if HAS_TOKEN_COUNT else 1.01e-4
 """How much losses of two logs may differ. An earlier Trainer rounds them to four digits."""
 
@@ -83,23 +74,14 @@ class Watch(TrainerCallback):
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
-    def note(self, event: str, state: Any) -> None:
+    def note(self, event: str, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.seen.append((event, state.global_step, round(state.epoch, 9), state.max_steps, state.num_train_epochs))
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.note("epoch", state)
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.note("begin", state)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.note("end", state)
-
-    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.note("log", state)
-
-    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.note("substep", state)
+    on_epoch_begin = partialmethod(note, "epoch")
+    on_step_begin = partialmethod(note, "begin")
+    on_step_end = partialmethod(note, "end")
+    on_log = partialmethod(note, "log")
+    on_substep_end = partialmethod(note, "substep")
 
 
 SKIPPING = ("Fast-forwarding", "Will skip", "Continuing training from")
@@ -130,14 +112,12 @@ def train(rank: int, folder: Path, odb: ODBOptions | None, resume: str, settings
         "gradient_accumulation_steps": 3,
         "num_train_epochs": 2,
         "logging_steps": 1,
-        "save_strategy": "no",
         "warmup_steps": 3,
         "learning_rate": 0.01,
         "max_grad_norm": 0.5,
         "log_level": "info",
-        "use_cpu": True,
     }
-    args = TrainingArguments(output_dir=str(folder), report_to=[], disable_tqdm=True, **(defaults | settings))
+    args = make_arguments(folder, **defaults | settings)
     watch, banner = Watch(), Banner()
     trainer: Any = kind(model=make_model(), args=args, train_dataset=data, data_collator=collator, callbacks=[watch])
     for name, value in config.items():
@@ -147,8 +127,7 @@ def train(rank: int, folder: Path, odb: ODBOptions | None, resume: str, settings
         trainer = enable(trainer, odb)
         if failing:
             trainer.__class__ = type("Failing", (Failing, type(trainer)), {})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         trainer.train(resume_from_checkpoint=str(folder / resume) if resume else None)
     logging.getLogger("transformers.trainer").removeHandler(banner)
     weights = [float(value) for p in trainer.model.parameters() for value in p.detach().flatten()]
@@ -391,8 +370,7 @@ def test_shards_that_are_dealt_out_to_ranks_are_said() -> None:
     stream = SimpleNamespace(num_shards=4)
     with pytest.warns(RuntimeWarning, match="each of 2 ranks reads its own of 4 shards"):
         warn_of_shards(stream, 2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         for dataset, ranks in ((stream, 1), (stream, 3), (object(), 2)):
             warn_of_shards(dataset, ranks)
 

@@ -33,7 +33,7 @@ from tests.integrations.common import (
     STEPS,
     Model,
     check_coverage,
-    check_weights,
+    check_runs,
     collate,
     find_due,
     get_weights,
@@ -42,7 +42,7 @@ from tests.integrations.common import (
     set_environment,
 )
 from tests.torch import ranks
-from tests.torch.ranks import get_values
+from tests.torch.ranks import get_values, in_a_rank
 
 
 class Module(pl.LightningModule):
@@ -130,8 +130,7 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> No
     values = get_values(run_ranks(len(SIZES), train_all, tmp_path))
     for epochs, variant in zip((1, 2), zip(*values, strict=True), strict=True):
         runs = [run for run, _ in variant]
-        check_coverage(runs, epochs)
-        check_weights(runs, Model())
+        check_runs(runs, epochs)
         assert {steps for _, steps in variant} == {len(runs[0][0])} == {epochs * -(-STEPS // epochs)}
 
 
@@ -194,15 +193,11 @@ class Watched(Module):
         self.evaluated.append(self.trainer.global_step)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        bar = self.trainer.progress_bar_callback
+        bar, total = self.trainer.progress_bar_callback, 0
         if isinstance(bar, TQDMProgressBar):
             total = bar.train_progress_bar.total if bar.is_enabled else 0
-        else:
-            total = (
-                next(task.total for task in bar.progress.tasks if task.id == bar.train_progress_bar_id)
-                if bar.progress is not None
-                else 0
-            )
+        elif bar.progress is not None:
+            (total,) = (task.total for task in bar.progress.tasks if task.id == bar.train_progress_bar_id)
         self.shown.append((float(self.trainer.callback_metrics.get("train_coverage", 0.0)), total))
 
 
@@ -262,45 +257,28 @@ class Asking(Module):
         return get_step_info(self, batch_idx)
 
 
-def make_mistakes(rank: int, folder: Path) -> list[str]:
-    plain = ODBDataLoader(make_shard(0), token_budget=BUDGET_TOKENS, collate_fn=collate)
-    messages = []
-    for module, loader, is_followed in (
-        (Module(), make_loader(0, 2), True),
-        (Module(), make_loader(0, 1), False),
-        (Module(), plain, False),
-        (Forgetful(), make_loader(0, 1), True),
-        (Forgetful(), make_loader(0, 1), False),
-        (Twice(), make_loader(0, 1), True),
-        (Manual(), make_loader(0, 1), True),
-        (Asking(), make_loader(0, 1), True),
-    ):
-        try:
-            with loader:
-                callbacks = [loader.callback] if is_followed else []
-                make_trainer(folder, 1, max_epochs=1, callbacks=callbacks).fit(module, loader)
-            messages.append("nothing")
-        except UsageError as error:
-            messages.append(str(error))
-    with make_loader(0, 1) as loader, pytest.raises(UsageError) as caught:
-        make_trainer(folder, 1, max_epochs=1, callbacks=[loader.callback]).fit(Module(), {"texts": loader})
-    return [*messages, str(caught.value)]
-
-
+@in_a_rank(run_ranks)
 def test_what_would_normalise_twice_or_wrongly_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Lightning always divides"):
         make_loader(0, 1, trainer_divides_loss=True)
-    (value,) = get_values(run_ranks(1, make_mistakes, tmp_path))
-    mismatch, unfollowed, plain, forgotten, unknown, twice, manual, asking, together = value
-    assert "accumulate_grad_batches=1" in mismatch and "accumulation_steps=2" in mismatch
-    assert "callbacks=[loader.callback]" in unfollowed
-    assert "not a LightningLoader" in plain
-    assert "must return scale_loss(self, loss)" in forgotten
-    assert "read only by Trainer(callbacks=[loader.callback])" in unknown
-    assert "its loss was scaled before" in twice
-    assert "use an ODBDataLoader in a loop of your own" in manual
-    assert "in training_step call scale_loss" in asking
-    assert "which is a dict: pass the loader itself to fit()" in together
+    make = functools.partial(make_trainer, tmp_path, 1, max_epochs=1)
+    for module, steps, is_followed, said in (
+        (Module(), 2, True, r"accumulate_grad_batches=1.*accumulation_steps=2"),
+        (Module(), 1, False, r"callbacks=\[loader.callback\]"),
+        (Forgetful(), 1, True, r"must return scale_loss\(self, loss\)"),
+        (Forgetful(), 1, False, r"read only by Trainer\(callbacks=\[loader.callback\]\)"),
+        (Twice(), 1, True, "its loss was scaled before"),
+        (Manual(), 1, True, "use an ODBDataLoader in a loop of your own"),
+        (Asking(), 1, True, "in training_step call scale_loss"),
+    ):
+        with make_loader(0, steps) as loader, pytest.raises(UsageError, match=said):
+            make(callbacks=[loader.callback] if is_followed else []).fit(module, loader)
+    plain = ODBDataLoader(make_shard(0), token_budget=BUDGET_TOKENS, collate_fn=collate)
+    with plain, pytest.raises(UsageError, match="not a LightningLoader"):
+        make(callbacks=[]).fit(Module(), plain)
+    said = r"which is a dict: pass the loader itself to fit\(\)"
+    with make_loader(0, 1) as loader, pytest.raises(UsageError, match=said):
+        make(callbacks=[loader.callback]).fit(Module(), {"texts": loader})
 
 
 def test_an_epoch_begun_again_before_training_is_the_same() -> None:

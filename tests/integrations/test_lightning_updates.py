@@ -30,8 +30,8 @@ from odb_ref.integrations.lightning import LightningLoader, scale_loss
 from odb_ref.integrations.progress import Intervals
 from odb_ref.torch import UsageError
 from tests.integrations.test_lightning import make_trainer, run_ranks
-from tests.torch.data import Numbers, collate
-from tests.torch.ranks import get_values
+from tests.torch.data import Numbers, Stream, collate
+from tests.torch.ranks import get_values, in_a_rank
 
 RANKS, SAMPLES, PER_RANK, ACCUMULATED, EPOCHS = 2, 48, 4, 2, 3
 UPDATE = RANKS * PER_RANK * ACCUMULATED
@@ -73,12 +73,8 @@ def make_loader(**options: Any) -> LightningLoader:
 def fit(folder: Path, loader: Any, *, resume: str = "", callbacks: Any = (), **settings: Any) -> Any:
     is_ours = isinstance(loader, LightningLoader)
     module = Module(not is_ours)
-    trainer = make_trainer(
-        folder,
-        RANKS,
-        callbacks=[*callbacks, *([loader.callback] if is_ours else [])],
-        **{"max_epochs": EPOCHS} | settings,
-    )
+    callbacks = [*callbacks, *([loader.callback] if is_ours else [])]
+    trainer = make_trainer(folder, RANKS, callbacks=callbacks, **{"max_epochs": EPOCHS} | settings)
     trainer.fit(module, loader, ckpt_path=resume or None)
     assert module.expected == trainer.global_step  # the number that a schedule uses
     return module.updates, trainer.global_step
@@ -105,14 +101,10 @@ def test_weights_rates_and_counts_are_those_of_plain_lightning(tmp_path: Path) -
     for value in values:
         (plain, steps), ours, resumed, bounded = value
         assert steps == len(plain) == EPOCHS * SAMPLES // UPDATE
-        for (found, count), expected, total in (
-            (ours, plain, steps),
-            (resumed, plain[4:], steps),
-            (bounded, plain[:5], 5),
-        ):
-            assert count == total and len(found) == len(expected)
-            for one, other in zip(found, expected, strict=True):
-                assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
+        wanted = ((ours, plain, steps), (resumed, plain[4:], steps), (bounded, plain[:5], 5))
+        for (found, count), expected, total in wanted:
+            assert count == total
+            check_same(found, expected, rel=1e-9)
 
 
 class Logging(Module):
@@ -192,46 +184,39 @@ def run_alone(
     return module.updates
 
 
-def check_same(found: Any, expected: Any) -> None:
+def check_same(found: Any, expected: Any, rel: float = 1e-12) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        assert one == pytest.approx(other, rel=1e-12, abs=1e-12)
-
-
-def break_off_and_go_on(rank: int, folder: Path, options: dict[str, Any]) -> None:
-    saving, whole = Saving(folder), Failing()
-    expected = run_alone(folder, whole, [saving], **options)
-    assert sorted(number for _, numbers in whole.seen for number in numbers) == sorted(2 * [*range(SAMPLES)])
-    for path, step in [*saving.saved.items()][::3]:  # alternately before and after a batch
-        check_same(run_alone(folder, Failing(), [], path, **options), expected[step:])
-    first, second = (sum(epoch == number for epoch, _ in whole.seen) for number in range(2))
-    assert second > first or options.get("update_samples", UPDATE) is None
-    for at in (1, first - 1):
-        before = run_alone(folder, Failing(at), [OnExceptionCheckpoint(folder, f"broken-{at}")], **options)
-        after = run_alone(folder, Failing(), [], str(folder / f"broken-{at}.ckpt"), **options)
-        check_same(before + after, expected)
+        assert one == pytest.approx(other, rel=rel, abs=1e-12)
 
 
 @pytest.mark.parametrize("options", [{"shuffle": True, "seed": 1}, {"update_samples": None, "window": 8}])
+@in_a_rank(run_ranks)
 def test_a_checkpoint_of_any_moment_goes_on_exactly(options: Any, tmp_path: Path) -> None:
     """Checks: RESUME, ONCE. Also inside an update, and although callbacks save before the loader's sees the batch. No batch is
     made up if an epoch has more batches than the one before.
     """
-    get_values(run_ranks(1, break_off_and_go_on, tmp_path, options))
+    saving, whole = Saving(tmp_path), Failing()
+    expected = run_alone(tmp_path, whole, [saving], **options)
+    assert sorted(number for _, numbers in whole.seen for number in numbers) == sorted(2 * [*range(SAMPLES)])
+    for path, step in [*saving.saved.items()][::3]:  # alternately before and after a batch
+        check_same(run_alone(tmp_path, Failing(), [], path, **options), expected[step:])
+    first, second = (sum(epoch == number for epoch, _ in whole.seen) for number in range(2))
+    assert second > first or options.get("update_samples", UPDATE) is None
+    for at in (1, first - 1):
+        before = run_alone(tmp_path, Failing(at), [OnExceptionCheckpoint(tmp_path, f"broken-{at}")], **options)
+        after = run_alone(tmp_path, Failing(), [], str(tmp_path / f"broken-{at}.ckpt"), **options)
+        check_same(before + after, expected)
 
 
-def break_off_inside(rank: int, folder: Path) -> None:
+@in_a_rank(run_ranks)
+def test_a_checkpoint_inside_an_update_of_the_free_mode_is_warned_of(tmp_path: Path) -> None:
     free = {"update_samples": None, "window": 8, "accumulated": 2}
     for at in (1, 2):
-        run_alone(folder, Failing(at), [OnExceptionCheckpoint(folder, f"{at}")], **free)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            run_alone(folder, Failing(), [], str(folder / f"{at}.ckpt"), **free)
+        run_alone(tmp_path, Failing(at), [OnExceptionCheckpoint(tmp_path, f"{at}")], **free)
+        with warnings.catch_warnings(record=True, action="always") as caught:
+            run_alone(tmp_path, Failing(), [], str(tmp_path / f"{at}.ckpt"), **free)
         assert any("made inside an update" in str(warning.message) for warning in caught) == (at == 1)
-
-
-def test_a_checkpoint_inside_an_update_of_the_free_mode_is_warned_of(tmp_path: Path) -> None:
-    get_values(run_ranks(1, break_off_inside, tmp_path))
 
 
 class Halved(Failing):
@@ -263,8 +248,9 @@ MISUSED: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
 ]
 
 
-def misuse(rank: int, folder: Path) -> list[str]:
-    said = []
+@in_a_rank(run_ranks)
+def test_what_counts_micro_batches_is_refused(tmp_path: Path) -> None:
+    """Anything else that would train differently from its settings is refused too."""
     scheduled = [
         ("GradientAccumulationScheduler", {"callbacks": [GradientAccumulationScheduler({1: 4})]}, mode, Failing)
         for mode in ({}, FREE)
@@ -272,42 +258,30 @@ def misuse(rank: int, folder: Path) -> list[str]:
     stopping = {"callbacks": [EarlyStopping("loss")]}
     late = ("put loader.callback before it", stopping, {"intervals": Intervals(evaluate_samples=16)}, Failing)
     for wanted, settings, options, kind in [*MISUSED, *scheduled, late]:
-        with make_loader(**options) as loader, pytest.raises(UsageError) as caught:
+        with make_loader(**options) as loader, pytest.raises(UsageError, match=wanted):
             callbacks = [*settings.get("callbacks", []), loader.callback]
-            make_trainer(folder, 1, **{"max_epochs": 2} | settings | {"callbacks": callbacks}).fit(kind(), loader)
-        said.append((wanted, str(caught.value)))
-    with make_loader() as loader, pytest.raises(UsageError) as caught:
+            make_trainer(tmp_path, 1, **{"max_epochs": 2} | settings | {"callbacks": callbacks}).fit(kind(), loader)
+    with make_loader() as loader, pytest.raises(UsageError, match="Tuner"):
         module: Any = Failing()
         module.lr = 0.1
-        Tuner(make_trainer(folder, 1, callbacks=[loader.callback], max_epochs=2)).lr_find(module, loader)
-    return [*said, ("Tuner", str(caught.value))]
+        Tuner(make_trainer(tmp_path, 1, callbacks=[loader.callback], max_epochs=2)).lr_find(module, loader)
 
 
-def test_what_counts_micro_batches_is_refused(tmp_path: Path) -> None:
-    """Anything else that would train differently from its settings is refused too."""
-    (value,) = get_values(run_ranks(1, misuse, tmp_path))
-    for wanted, said in value:
-        assert wanted in said
-
-
-def allow(rank: int, folder: Path) -> None:
+@in_a_rank(run_ranks)
+def test_what_changes_nothing_is_allowed(tmp_path: Path) -> None:
     is_timed = not pl.__version__.startswith("2.5")  # since 2.6 evaluations can be due by time
     for settings, options in (
         ({"callbacks": [GradientAccumulationScheduler({0: 1})]}, {}),
         ({"val_check_interval": {"minutes": 5}} if is_timed else {}, {}),
-        ({}, {**FREE, "kind": Halved}),
+        ({"kind": Halved}, FREE),
         ({"fast_dev_run": 3}, FREE),
     ):
-        module = dict(options).pop("kind", Failing)()
-        with make_loader(**{key: value for key, value in options.items() if key != "kind"}) as loader:
+        kind = settings.pop("kind", Failing)
+        with make_loader(**options) as loader:
             callbacks = [loader.callback, *settings.get("callbacks", [])]
-            trainer = make_trainer(folder, 1, **{"max_epochs": 2} | settings | {"callbacks": callbacks})
-            trainer.fit(module, loader)
+            trainer = make_trainer(tmp_path, 1, **{"max_epochs": 2} | settings | {"callbacks": callbacks})
+            trainer.fit(kind(), loader)
         assert trainer.global_step > 0
-
-
-def test_what_changes_nothing_is_allowed(tmp_path: Path) -> None:
-    get_values(run_ranks(1, allow, tmp_path))
 
 
 class Hooked(Failing):
@@ -327,26 +301,29 @@ class Hooked(Failing):
         self.log("value", 1.0)
 
 
-def fit_often(rank: int, folder: Path) -> None:
-    """Fits in one Trainer and in several, with evaluations of a checkpoint in between."""
+@in_a_rank(run_ranks)
+def test_one_trainer_fits_often(tmp_path: Path) -> None:
+    """Checks: ONCE, COVER. Each epoch comes once, and gradients are zeroed once an update. Fits in one Trainer and in several,
+    with evaluations of a checkpoint in between.
+    """
     seen = [(epoch, number) for epoch in range(4) for number in range(SAMPLES)]
 
     def note(module: Failing, start: int = 0) -> list[tuple[int, int]]:
         return sorted((epoch, number) for epoch, numbers in module.seen[start:] for number in numbers)
 
     module, other = Hooked(), torch.utils.data.DataLoader([0])
-    saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     with make_loader(shuffle=True) as loader:
-        trainer = make_trainer(folder, 1, callbacks=[loader.callback, saving], max_epochs=1)
+        trainer = make_trainer(tmp_path, 1, callbacks=[loader.callback, saving], max_epochs=1)
         trainer.fit(module, loader)
         assert module.zeroed == trainer.global_step == len(module.updates) == 3
-        trainer.validate(module, other, ckpt_path=str(folder / "step=1.ckpt"), verbose=False)
+        trainer.validate(module, other, ckpt_path=str(tmp_path / "step=1.ckpt"), verbose=False)
         trainer.fit_loop.max_epochs = 2
         trainer.fit(module, loader)
         assert note(module) == seen[: 2 * SAMPLES]
         # The loader in another Trainer, and another loader in the Trainer.
         again = Failing()
-        make_trainer(folder, 1, callbacks=[loader.callback], max_epochs=1).fit(again, loader)
+        make_trainer(tmp_path, 1, callbacks=[loader.callback], max_epochs=1).fit(again, loader)
         assert note(again) == seen[2 * SAMPLES : 3 * SAMPLES]
     with make_loader(shuffle=True) as fresh:
         trainer.callbacks[trainer.callbacks.index(loader.callback)] = fresh.callback
@@ -354,80 +331,54 @@ def fit_often(rank: int, folder: Path) -> None:
         trainer.fit(module, fresh)
         assert note(module, read) == seen[2 * SAMPLES : 3 * SAMPLES]
     with make_loader() as broken:
-        trainer = make_trainer(folder, 1, callbacks=[broken.callback], max_epochs=1)
+        trainer = make_trainer(tmp_path, 1, callbacks=[broken.callback], max_epochs=1)
         with pytest.raises(ValueError, match="this batch"):
             trainer.fit(Failing(1), broken)
         assert trainer.accumulate_grad_batches == broken.accumulation_steps == 1
 
 
-def test_one_trainer_fits_often(tmp_path: Path) -> None:
-    """Checks: ONCE, COVER. Each epoch comes once, and gradients are zeroed once an update."""
-    get_values(run_ranks(1, fit_often, tmp_path))
-
-
-def go_on_from_plain(rank: int, folder: Path) -> None:
+@in_a_rank(run_ranks)
+def test_a_checkpoint_of_plain_lightning_goes_on_in_its_epoch(tmp_path: Path) -> None:
     plain = torch.utils.data.DataLoader(Numbers(0, SAMPLES), batch_size=UPDATE, collate_fn=collate)
-    ends = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
-    inside = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=2, save_top_k=-1)
-    make_trainer(folder, 1, callbacks=[ends, inside], max_epochs=2).fit(Module(is_plain=True), plain)
+    ends = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    inside = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    make_trainer(tmp_path, 1, callbacks=[ends, inside], max_epochs=2).fit(Module(is_plain=True), plain)
     for name, epochs, is_warned in (("epoch=0", {1}, False), ("step=2", {0, 1}, True)):
         module = Failing()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            run_alone(folder, module, [], str(folder / f"{name}.ckpt"), shuffle=True)
+        with warnings.catch_warnings(record=True, action="always") as caught:
+            run_alone(tmp_path, module, [], str(tmp_path / f"{name}.ckpt"), shuffle=True)
         assert {epoch for epoch, _ in module.seen} == epochs
         assert any("begins that epoch again" in str(warning.message) for warning in caught) == is_warned
 
 
-def test_a_checkpoint_of_plain_lightning_goes_on_in_its_epoch(tmp_path: Path) -> None:
-    get_values(run_ranks(1, go_on_from_plain, tmp_path))
-
-
-def monitor(rank: int, folder: Path) -> None:
+@in_a_rank(run_ranks)
+def test_callbacks_that_monitor_act_after_each_evaluation(tmp_path: Path) -> None:
     with make_loader(intervals=Intervals(evaluate_samples=UPDATE)) as loader:
         module, evaluation = Hooked(), torch.utils.data.DataLoader([0])
-        saving = ModelCheckpoint(folder, filename="{step}", monitor="value", save_top_k=-1)
+        saving = ModelCheckpoint(tmp_path, filename="{step}", monitor="value", save_top_k=-1)
         stopping = EarlyStopping("value", patience=3)  # the value never changes
         callbacks, settings = [loader.callback, stopping, saving], {"max_epochs": 3, "num_sanity_val_steps": 0}
-        trainer = make_trainer(folder, 1, callbacks=callbacks, **settings)
+        trainer = make_trainer(tmp_path, 1, callbacks=callbacks, **settings)
         trainer.fit(module, loader, evaluation)
     assert module.evaluated == [1, 2, 3, 4]
-    assert len(list(folder.glob("*.ckpt"))) == trainer.global_step == 4
+    assert len(list(tmp_path.glob("*.ckpt"))) == trainer.global_step == 4
     assert trainer.val_check_interval == 1.0
-    check_same(
-        module.updates[3:] + run_alone(folder, Failing(), [], str(folder / "step=4.ckpt")),
-        run_alone(folder, Failing(), [])[3:],
-    )
+    rest = run_alone(tmp_path, Failing(), [], str(tmp_path / "step=4.ckpt"))
+    check_same(module.updates[3:] + rest, run_alone(tmp_path, Failing(), [])[3:])
 
 
-def test_callbacks_that_monitor_act_after_each_evaluation(tmp_path: Path) -> None:
-    get_values(run_ranks(1, monitor, tmp_path))
-
-
-class Stream(torch.utils.data.IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return iter([Numbers(0, 24)[index] for index in range(24)])
-
-
-def ask(rank: int, folder: Path) -> Any:
-    """Returns how many updates a module expects if their size is not fixed."""
-    expected = []
-    for data, settings in ((Numbers(0, 24), {}), (Stream(), {"max_steps": 3}), (Stream(), {})):
+@in_a_rank(run_ranks)
+def test_a_schedule_in_the_free_mode_goes_by_an_estimate(tmp_path: Path) -> None:
+    def ask(data: Any, **settings: Any) -> tuple[int, int]:
+        """Returns how many updates a module expects if their size is not fixed, and how many there are."""
         with LightningLoader(data, **nested(collate_fn=collate, token_budget=60)) as loader:
             module = Module(False)
-            trainer = make_trainer(folder, 1, callbacks=[loader.callback], max_epochs=2, **settings)
-            try:
-                trainer.fit(module, loader)
-            except UsageError as error:
-                expected.append(str(error))
-            else:
-                expected.append((module.expected, trainer.global_step))
-    return expected
+            trainer = make_trainer(tmp_path, 1, callbacks=[loader.callback], max_epochs=2, **settings)
+            trainer.fit(module, loader)
+            return module.expected, trainer.global_step
 
-
-def test_a_schedule_in_the_free_mode_goes_by_an_estimate(tmp_path: Path) -> None:
-    ((estimated, bounded, unknown),) = get_values(run_ranks(1, ask, tmp_path))
-    expected, steps = estimated
+    expected, steps = ask(Numbers(0, 24))
     assert steps / 1.5 < expected < 1.5 * steps
-    assert bounded == (3, 3)
-    assert "pass Trainer(max_steps=)" in unknown
+    assert ask(Stream(0, 24), max_steps=3) == (3, 3)
+    with pytest.raises(UsageError, match=r"pass Trainer\(max_steps=\)"):
+        ask(Stream(0, 24))

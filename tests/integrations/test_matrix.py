@@ -117,9 +117,7 @@ def train_accelerate(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
         PartialState(cpu=True)
         pretend()
         plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=int(strategy[-1]),
-            cpu_ram_efficient_loading=False,
-            state_dict_type="SHARDED_STATE_DICT",
+            fsdp_version=int(strategy[-1]), cpu_ram_efficient_loading=False, state_dict_type="SHARDED_STATE_DICT"
         )
         settings = {"fsdp_plugin": plugin}
     accelerator, log = Accelerator(**settings), Log()
@@ -228,8 +226,7 @@ CELLS: list[tuple[Train, str]] = [
 
 def run_cell(rank: int, folder: Path, train: Train, strategy: str) -> Any:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         whole = train(strategy, folder, is_resumed=False)
         part = train(strategy, folder, is_resumed=True)
     ours = [str(item.message) for item in caught if "odb" in str(item.message).lower() or "odb_ref" in item.filename]

@@ -35,7 +35,6 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
     Trainer,
-    TrainingArguments,
     default_data_collator,
 )
 
@@ -43,6 +42,7 @@ from odb_ref.integrations.hf import ODBOptions, ODBTrainer, enable
 from odb_ref.integrations.hf.data import CollatedLength, predicts_next_token
 from odb_ref.torch import Batching, JobError, Loss, ODBDataLoader
 from tests.helpers.options import nested
+from tests.integrations.arguments import make_arguments
 
 COUNT = 24
 PAD, MASK = 0, 1
@@ -88,17 +88,8 @@ def make_gpt2() -> Any:
 
 def make_t5() -> Any:
     torch.manual_seed(0)
-    config = T5Config(
-        vocab_size=WORDS,
-        d_model=8,
-        d_kv=8,
-        d_ff=8,
-        num_layers=1,
-        num_heads=1,
-        decoder_start_token_id=PAD,
-        pad_token_id=PAD,
-    )
-    return T5ForConditionalGeneration(config).double().eval()
+    sizes = {"vocab_size": WORDS, "d_model": 8, "d_kv": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1}
+    return T5ForConditionalGeneration(T5Config(decoder_start_token_id=PAD, pad_token_id=PAD, **sizes)).double().eval()
 
 
 def draw(choose: random.Random, low: int = 2, high: int = 12) -> list[int]:
@@ -259,16 +250,14 @@ def test_what_cannot_be_told_is_refused_with_the_argument_to_pass(name: str) -> 
         if labels is not None:
             sample["labels"] = labels
     with loader, pytest.raises(JobError, match=message):
-        for _ in loader.steps():
-            pass
+        list(loader.steps())
 
 
 def test_a_masked_model_trains_with_the_argument_it_is_told() -> None:
     collate = DataCollatorForLanguageModeling(TOKENIZER, seed=1, mlm_probability=0.8)
     model = make_bert(BertForMaskedLM)
-    with make_loader(
-        "causal without labels", collate_fn=collate, loss_scaling="samples", accumulation_steps=1
-    ) as loader:
+    options = {"loss_scaling": "samples", "accumulation_steps": 1}
+    with make_loader("causal without labels", collate_fn=collate, **options) as loader:
         samples = 0
         for batch, info in loader.steps():
             assert torch.isfinite(info.scale(model(**batch).loss))
@@ -300,20 +289,12 @@ def test_any_class_trains_as_with_the_plain_trainer(make_model: Any, smoothing: 
     without a shift.
     """
     found = []
+    rows = [torch.arange(size) % 7 + 1 for size in range(2, 32)]
+    samples = [{"input_ids": row, "labels": row.clone()} for row in rows]
+    settings = {"label_smoothing_factor": smoothing, "max_steps": 3, "per_device_train_batch_size": 6}
     for is_plain in (True, False):
         model = make_model()
-        settings = {
-            "label_smoothing_factor": smoothing,
-            "max_steps": 3,
-            "per_device_train_batch_size": 6,
-            "max_grad_norm": 0,
-        }
-        arguments = TrainingArguments(
-            str(tmp_path), use_cpu=True, report_to=[], save_strategy="no", optim="sgd", learning_rate=0.5, **settings
-        )
-        samples = [
-            {"input_ids": ids, "labels": ids.clone()} for size in range(2, 32) for ids in [torch.arange(size) % 7 + 1]
-        ]
+        arguments = make_arguments(tmp_path, optim="sgd", learning_rate=0.5, max_grad_norm=0, **settings)
         trainer = Trainer(model, arguments, train_dataset=samples, data_collator=pad_labels)
         if not is_plain:
             enable(trainer, ODBOptions(token_budget=60))
@@ -336,10 +317,8 @@ def pad_labels(samples: list[Any]) -> dict[str, Any]:
 def test_the_trainer_needs_to_be_told_nothing(task: str, tmp_path: Any) -> None:
     """Checks: WEIGHT. The logged loss of the only update is that of all samples."""
     make_model, collate, add, _ = TASKS[task]
-    args = TrainingArguments(
-        output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, learning_rate=0, logging_steps=1,
-        gradient_accumulation_steps=64, save_strategy="no", max_steps=1, max_grad_norm=0,
-    )  # fmt: skip
+    settings = {"learning_rate": 0, "logging_steps": 1, "max_steps": 1, "max_grad_norm": 0}
+    args = make_arguments(tmp_path, gradient_accumulation_steps=64, **settings)
     odb = ODBOptions(update_samples=None, token_budget=60, loader=nested(**{"window": 8}))
     trainer = ODBTrainer(model=make_model(), args=args, train_dataset=make_samples(add), data_collator=collate, odb=odb)
     trainer.model.train = lambda mode=True: trainer.model  # without dropout

@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, IterableDataset
 
 from odb_ref.torch import ODBDataLoader
+from tests.helpers.options import nested
 
 
 def make_sample(number: int, longest: int = 30) -> dict[str, Any]:
@@ -136,14 +137,15 @@ def go_wrong(error: str) -> None:
 class Stream(IterableDataset[Any]):
     """The same samples, one after another. Each worker reads its share."""
 
-    def __init__(self, start: int, count: int) -> None:
-        self.start, self.count = start, count
+    def __init__(self, start: int, count: int, **faults: Any) -> None:
+        self.start, self.count, self.faults = start, count, faults
 
     def __iter__(self) -> Iterator[Any]:
         worker = torch.utils.data.get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        samples = Numbers(self.start, self.count, **self.faults)
         for index in range(first, self.count, step):
-            yield make_sample(self.start + index)
+            yield samples[index]
 
 
 def draw() -> tuple[float, float, float]:
@@ -182,6 +184,12 @@ def take_apart(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return batch
 
 
+def make_loader(data: Any = None, **options: Any) -> ODBDataLoader:
+    """Returns a loader of these samples, or of 40, in small batches unless ``options`` say otherwise."""
+    settings: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "timeout_s": 20}
+    return ODBDataLoader(Numbers(0, 40) if data is None else data, **nested(**settings | options))
+
+
 def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, list[int], float]]:
     """Returns step number, sample numbers and loss scale of each step, for at most ``limit`` steps."""
     found: list[tuple[int, list[int], float]] = []
@@ -192,6 +200,11 @@ def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, lis
         if len(found) == limit:
             break
     return found
+
+
+def read_numbers(loader: ODBDataLoader) -> list[int]:
+    """Returns the numbers of an epoch's samples in order, without replays."""
+    return [number for _, numbers, _ in read(loader) for number in numbers]
 
 
 def listen() -> list[str]:

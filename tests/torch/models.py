@@ -69,9 +69,7 @@ def list_updates(
 
 
 def check_updates(
-    ranks: Iterable[list[Update]],
-    samples: int,
-    compute: Callable[[list[int]], torch.Tensor] = compute_union_gradient,
+    ranks: Iterable[list[Update]], samples: int, compute: Callable[[list[int]], torch.Tensor] = compute_union_gradient
 ) -> None:
     """Checks an epoch of all ranks: each sample once, and in every update the gradient of its samples in one process."""
     updates = list(zip(*ranks, strict=True))

@@ -51,6 +51,14 @@ def get_values(results: list[Result]) -> list[Any]:
     return [result.value for result in results]
 
 
+def check_errors(results: list[Result], *texts: str, error: str = "JobError", rank: int | None = None) -> None:
+    """Checks that every rank raised this error, with each of the texts in its message, and ``rank``, if given, to blame."""
+    for result in results:
+        assert result.error == error, results
+        assert rank in (None, result.rank), results
+        assert all(text in result.text for text in texts), result
+
+
 def _forget_fork_server() -> None:
     """Forgets the fork server of the process that forked this one, because this process cannot wait for it."""
     server = multiprocessing.forkserver._forkserver
@@ -58,13 +66,7 @@ def _forget_fork_server() -> None:
 
 
 def _run(
-    pipe: Any,
-    function: Callable[..., Any],
-    store: str,
-    backend: str,
-    rank: int,
-    world_size: int,
-    args: tuple[Any, ...],
+    pipe: Any, function: Callable[..., Any], store: str, backend: str, rank: int, world_size: int, args: tuple[Any, ...]
 ) -> None:
     os.setsid()  # identifies by session everything that it starts
     _forget_fork_server()
@@ -114,6 +116,19 @@ def _call_each(rank: int, function: Callable[..., Any], cases: Sequence[tuple[An
         gc.collect()  # an error keeps alive the loader that it came from
         dist.barrier()
     return found
+
+
+def in_a_rank(run: Callable[..., list[Result]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a test run as the only rank of a job, in a process of its own that ``run`` starts."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def start(**fixtures: Any) -> None:
+            get_values(run(1, lambda rank: test(**fixtures)))
+
+        return start
+
+    return decorate
 
 
 def run_each(

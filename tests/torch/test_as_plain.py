@@ -13,13 +13,11 @@ import pytest
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from odb_ref.torch import JobError, ODBDataLoader
+from odb_ref.torch import JobError
 from odb_ref.torch.reading.collator import pin
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate, make_sample, take_apart
-from tests.torch.ranks import get_values, run_each, run_ranks
+from tests.torch.data import Numbers, make_loader, make_sample, read_numbers, take_apart
+from tests.torch.ranks import check_errors, get_values, run_each, run_ranks
 
-SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "timeout_s": 20}
 COUNT = 20
 
 
@@ -66,9 +64,9 @@ def test_containers_of_every_kind_are_pinned_and_stay_what_they_are() -> None:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_without_an_accelerator_nothing_is_pinned_and_that_is_said(num_workers: int) -> None:
     with pytest.warns(UserWarning, match="no accelerator to pin memory for"):
-        loader = ODBDataLoader(Numbers(0, COUNT), **nested(pin_memory=True, num_workers=num_workers, **SETTINGS))
+        loader = make_loader(Numbers(0, COUNT), pin_memory=True, num_workers=num_workers)
     with loader:
-        assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
+        assert sorted(read_numbers(loader)) == list(range(COUNT))
 
 
 class Rows(Dataset[Any]):
@@ -92,11 +90,9 @@ def test_a_connection_that_belongs_to_one_thread_can_be_read_from(tmp_path: Path
         table.execute("create table samples (number integer)")
         table.executemany("insert into samples values (?)", [(number,) for number in range(COUNT)])
     context = "fork" if num_workers else None
-    with ODBDataLoader(
-        Rows(path), **nested(num_workers=num_workers, multiprocessing_context=context, **SETTINGS)
-    ) as loader:
+    with make_loader(Rows(path), num_workers=num_workers, multiprocessing_context=context) as loader:
         for _ in range(2):
-            assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
+            assert sorted(read_numbers(loader)) == list(range(COUNT))
 
 
 class Locked(Numbers):
@@ -106,36 +102,28 @@ class Locked(Numbers):
         return super().__getitem__(index) | {"lock": threading.Lock()}
 
 
-def read_locked(rank: int, size: int, options: dict[str, Any]) -> list[int]:
-    data = Locked(100 * rank, size if rank else COUNT)
-    numbers: list[int] = []
-    with ODBDataLoader(data, **nested(shard="given", **(SETTINGS | options))) as loader:
-        for batch, info in loader.steps():
-            numbers += [] if info.is_idle else batch["numbers"]
-    return numbers
+def read_locked(rank: int) -> list[int]:
+    with make_loader(Locked(100 * rank, 3 if rank else COUNT), shard="given") as loader:
+        return read_numbers(loader)
 
 
 def test_samples_that_cannot_be_copied_are_read_again_for_idle_steps() -> None:
-    values = get_values(run_ranks(2, read_locked, 3, {}))
+    values = get_values(run_ranks(2, read_locked))
     assert sorted(values[0] + values[1]) == [*range(COUNT), 100, 101, 102]
 
 
 def test_samples_that_cannot_be_sent_are_an_error_that_says_so() -> None:
     with (
-        ODBDataLoader(Locked(0, COUNT), **nested(num_workers=1, **SETTINGS)) as loader,
+        make_loader(Locked(0, COUNT), num_workers=1) as loader,
         pytest.raises(JobError, match=r"a sample cannot be sent .*cannot pickle '_thread.lock'.*use num_workers=0"),
     ):
         list(loader)
 
 
 def test_a_function_that_cannot_be_sent_to_a_process_is_an_error_that_says_what_to_do() -> None:
-    options = SETTINGS | {"num_workers": 1, "multiprocessing_context": "spawn", "collate_fn": lambda samples: samples}
-    with (
-        ODBDataLoader(Numbers(0, COUNT), **nested(**options)) as loader,
-        pytest.raises(
-            JobError, match=r"cannot be sent to another process: Can't .*lambda.*or pass multiprocessing_context='fork'"
-        ),
-    ):
+    said = r"cannot be sent to another process: Can't .*lambda.*or pass multiprocessing_context='fork'"
+    options = {"num_workers": 1, "multiprocessing_context": "spawn", "collate_fn": lambda samples: samples}
+    with make_loader(**options) as loader, pytest.raises(JobError, match=said):
         list(loader)
 
 
@@ -163,8 +151,7 @@ class OpenedLate(Numbers):
 def read_late(rank: int, kind: str, options: dict[str, Any]) -> int:
     data: Any = Keyed(COUNT) if kind == "keyed" else OpenedLate(0, COUNT)
     keys: Any = data.names if kind == "keyed" else range(COUNT)
-    settings = SETTINGS | {"sampler": [] if rank else keys, "num_workers": int(kind == "late")} | options
-    with ODBDataLoader(data, **nested(**settings)) as loader:
+    with make_loader(data, sampler=[] if rank else keys, num_workers=int(kind == "late"), **options) as loader:
         return sum(1 for batch, info in loader.steps() if info.is_idle)
 
 
@@ -172,16 +159,14 @@ def test_where_the_first_sample_cannot_be_read_an_idle_rank_says_what_to_pass() 
     given = {"idle_sample": make_sample(3)}
     found = run_each(2, read_late, [(kind, options) for options in ({}, given) for kind in ("keyed", "late")])
     for unsaid, said in zip(found[:2], found[2:], strict=True):
-        for result in unsaid:
-            assert (result.error, result.rank) == ("JobError", 1)
-            assert "pass Protocol(idle_sample=) or on_idle='none'" in result.text
-            assert "cannot read the data set's first sample" in result.text
+        texts = "pass Protocol(idle_sample=) or on_idle='none'", "cannot read the data set's first sample"
+        check_errors(unsaid, *texts, rank=1)
         assert get_values(said)[1] > 0
 
 
 def read_idle(rank: int, num_workers: int) -> int:
-    settings = SETTINGS | {"collate_fn": take_apart, "idle_sample": make_sample(3), "num_workers": num_workers}
-    with ODBDataLoader(Numbers(0, 0 if rank else COUNT), **nested(shard="given", **settings)) as loader:
+    options = {"collate_fn": take_apart, "idle_sample": make_sample(3), "num_workers": num_workers}
+    with make_loader(Numbers(0, 0 if rank else COUNT), shard="given", **options) as loader:
         return sum(1 for batch, info in loader.steps() if info.is_idle)
 
 

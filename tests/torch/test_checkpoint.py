@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,13 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.stateful import Stateful
 
-from odb_ref.torch import JobState, ODBDataLoader, UsageError
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate, read
+from odb_ref.torch import JobState, UsageError
+from tests.torch import data
+from tests.torch.data import Numbers, read
 from tests.torch.ranks import get_values, run_each
 
 COUNT = 47
-
-
-def make_loader(**options: Any) -> ODBDataLoader:
-    settings: dict[str, Any] = {
-        "token_budget": 60,
-        "window": 10,
-        "collate_fn": collate,
-        "shuffle": True,
-        "timeout_s": 20,
-    }
-    return ODBDataLoader(Numbers(0, COUNT), **nested(**(settings | options)))
+make_loader = partial(data.make_loader, Numbers(0, COUNT), window=10, shuffle=True)
 
 
 def save(rank: int, folder: Path, steps: int) -> tuple[list[Any], list[Any], list[Any]]:

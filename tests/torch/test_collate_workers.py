@@ -11,7 +11,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from odb_ref.torch import JobError, ODBDataLoader
+from odb_ref.torch import JobError
 from odb_ref.torch.reading import collate_workers
 from odb_ref.torch.reading.collate_workers import SLOW_S, SLOW_TIMES, CollateWorkerError, CollateWorkers
 from odb_ref.torch.reading.collator import BatchMaker, CollateTask, Collator, OnIdle
@@ -27,11 +28,11 @@ from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.pipeline import _Maker
 from odb_ref.torch.reading.serialization import Packed, pack, unpack
 from odb_ref.torch.reading.service import BatchRequest, SampleListener
-from tests.helpers.options import nested
+from tests.torch import data
 from tests.torch.data import Numbers
 
-SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 64, "timeout_s": 20}
 SAMPLES = 200
+make_loader = partial(data.make_loader, window=64)
 
 
 def collate_slowly(samples: list[Any]) -> tuple[int, list[int], float, list[float]]:
@@ -42,9 +43,7 @@ def collate_slowly(samples: list[Any]) -> tuple[int, list[int], float, list[floa
 
 
 def read(**options: Any) -> list[Any]:
-    with ODBDataLoader(
-        Numbers(0, SAMPLES), **nested(collate_fn=collate_slowly, shuffle=True, **SETTINGS | options)
-    ) as loader:
+    with make_loader(Numbers(0, SAMPLES), collate_fn=collate_slowly, shuffle=True, **options) as loader:
         return list(loader)
 
 
@@ -82,10 +81,7 @@ def test_a_worker_init_fn_is_called_where_there_is_a_worker() -> None:
 def test_a_quick_collate_fn_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collate_workers, "SLOW_S", 10.0)  # even a fast one may wait for a processor for some time
 
-    def make(samples: list[Any]) -> int:
-        return os.getpid()
-
-    with ODBDataLoader(Numbers(0, SAMPLES), **nested(collate_fn=make, num_workers=3, **SETTINGS)) as loader:
+    with make_loader(Numbers(0, SAMPLES), collate_fn=lambda samples: os.getpid(), num_workers=3) as loader:
         assert len(set(loader)) == 1
 
 
@@ -123,7 +119,7 @@ class OpensOnce:
 @pytest.mark.usefixtures("eager")
 def test_what_a_collate_fn_opens_is_used_by_the_process_that_opened_it(tmp_path: Path) -> None:
     function = OpensOnce(str(tmp_path / "file"))
-    with ODBDataLoader(Numbers(0, SAMPLES), **nested(collate_fn=function, num_workers=3, **SETTINGS)) as loader:
+    with make_loader(Numbers(0, SAMPLES), collate_fn=function, num_workers=3) as loader:
         users = list(loader)
     assert len(set(users)) == 3
     assert all(user == opener for user, opener in users)
@@ -168,18 +164,16 @@ def die() -> None:
 )
 def test_a_failure_of_one_of_them_is_a_failure_of_the_rank(fail: Callable[[], None], cause: str) -> None:
     """Preserves: ABORT."""
-    options = SETTINGS | {"collate_fn": FailsLate(fail), "num_workers": 2}
-    with ODBDataLoader(Numbers(0, FATAL + 20), **nested(**options)) as loader:
-        with pytest.raises(JobError, match=cause):
-            list(loader)
-        with pytest.raises(JobError, match=cause):  # twice, because remains of the previous epoch must not disturb
-            list(loader)
+    with make_loader(Numbers(0, FATAL + 20), collate_fn=FailsLate(fail), num_workers=2) as loader:
+        for _ in range(2):  # because remains of the previous epoch must not disturb
+            with pytest.raises(JobError, match=cause):
+                list(loader)
     assert not multiprocessing.active_children()
 
 
 def test_an_early_end_leaves_no_batch_for_the_next_epoch() -> None:
-    options = SETTINGS | {"num_workers": 2, "persistent_workers": True, "collate_fn": collate_slowly}
-    with ODBDataLoader(Numbers(0, SAMPLES), **nested(**options)) as loader:
+    options = {"num_workers": 2, "persistent_workers": True, "collate_fn": collate_slowly}
+    with make_loader(Numbers(0, SAMPLES), **options) as loader:
         for _, batch in zip(range(20), loader, strict=False):
             assert batch
         epochs = [sorted(sample for _, ids, _, _ in loader for sample in ids) for _ in range(2)]
@@ -205,13 +199,21 @@ def test_what_an_earlier_epoch_has_left_under_way_is_not_taken_for_a_batch_of_th
         assert found == [5, 6]
 
 
-def start_all(workers: CollateWorkers) -> None:
-    """Starts the workers, and waits until each has made a batch."""
-    while len(workers.processes) < workers._count:
-        workers._start()
-        workers.begin(0, CollateTask(0, (pack("trial"),), None))
-    while workers.pending:
-        workers.collect()
+def begin(workers: CollateWorkers, step: int, sample: Any = "sample") -> None:
+    """Begins a batch of one sample."""
+    workers.begin(step, CollateTask(0, (pack(sample),), None))
+
+
+@contextlib.contextmanager
+def start_all(make: Callable[[list[Any]], object], count: int = 2) -> Iterator[CollateWorkers]:
+    """Starts workers, and waits until each has made a batch."""
+    with contextlib.closing(CollateWorkers(BatchMaker(make, None), count)) as workers:
+        while len(workers.processes) < count:
+            workers._start()
+            begin(workers, 0)
+        while workers.pending:
+            workers.collect()
+        yield workers
 
 
 def test_batches_come_with_their_numbers_in_the_order_in_which_they_are_ready() -> None:
@@ -222,11 +224,10 @@ def test_batches_come_with_their_numbers_in_the_order_in_which_they_are_ready() 
         assert samples[0] != "last" or permit.acquire(timeout=30)
         return samples[0]
 
-    with contextlib.closing(CollateWorkers(BatchMaker(make, None), 3)) as workers:
-        start_all(workers)
+    with start_all(make, 3) as workers:
         for number, sample in enumerate(("last", "one", "two")):
             assert workers.make_room(3)
-            workers.begin(number, CollateTask(0, (pack(sample),), None))
+            begin(workers, number, sample)
         assert not workers.make_room(3), "the last are for the worker that is done first"
         assert workers.make_room(4)
         found = [workers.collect() for _ in range(2)]
@@ -252,8 +253,7 @@ def test_a_batch_is_handed_out_when_it_is_made_and_not_with_the_last_of_its_roun
 
     found: list[int] = []
     collator = Collator(OnIdle.NONE, None)
-    with contextlib.closing(CollateWorkers(BatchMaker(make, None), 2)) as workers:
-        start_all(workers)
+    with start_all(make) as workers:
         for place in range(3):
             collator.put([(place, Measured(1, 1, pack(place), 8))])
         maker = _Maker(collator, BatchMaker(make, None), workers, Listener(), None)
@@ -266,19 +266,16 @@ def test_a_batch_is_handed_out_when_it_is_made_and_not_with_the_last_of_its_roun
 
 def test_one_that_fails_or_dies_leaves_the_others_at_work() -> None:
     def make(samples: list[object]) -> object:
-        time.sleep(2 * SLOW_S)
-        if samples[0] == "die":
-            die()
-        return int(str(samples[0]))
+        return int(str(make_or_die(samples)))
 
     with contextlib.closing(CollateWorkers(BatchMaker(make, None), 2)) as workers:
         workers.prepare()
-        for sample, found in (("1", "1"), ("x", "ValueError"), ("2", "2"), ("die", "exited unexpectedly")) * 3:
-            workers.begin(0, CollateTask(0, (pack(sample),), None))
+        for sample, found in (("1", 1), ("x", "ValueError"), ("2", 2), ("die", "exited unexpectedly")) * 3:
+            begin(workers, 0, sample)
             try:
-                assert unpack(workers.collect()[1].batch) == int(found)
+                assert unpack(workers.collect()[1].batch) == found
             except CollateWorkerError as error:
-                assert found in str(error)
+                assert str(found) in str(error)
             assert workers.make_room(1)
             assert not workers.pending
     assert not multiprocessing.active_children()
@@ -293,25 +290,22 @@ def test_more_processes_are_started_while_there_is_more_to_make_than_those_there
         assert permits.acquire(timeout=60)
         return len(samples)
 
-    def begin(step: int) -> None:
-        workers.begin(step, CollateTask(0, (pack("sample"),), None))
-
     with contextlib.closing(CollateWorkers(BatchMaker(make, None), 3)) as workers:
         workers.prepare()
-        begin(0)
-        begin(1)
+        begin(workers, 0)
+        begin(workers, 1)
         assert not workers.make_room(9), "the first batch may take long: what it needs is loaded then"
         workers.collect()
-        begin(2)
+        begin(workers, 2)
         assert [workers.make_room(9) for _ in range(SLOW_TIMES)] == [False] * (SLOW_TIMES - 1) + [True]
         assert len(workers.processes) == 2
         permits.release()
         workers.collect()
-        begin(3)
+        begin(workers, 3)
         assert workers.make_room(9), "the second has not two in hand"
         assert len(workers.processes) == 2
-        begin(4)
-        begin(5)
+        begin(workers, 4)
+        begin(workers, 5)
         permits.release()
         monkeypatch.setattr(collate_workers, "SLOW_S", 60.0)
         assert not workers.make_room(9), "it does not take that long until one of the two is done"
@@ -353,11 +347,10 @@ def test_one_that_dies_with_two_batches_in_hand_is_told_of_at_the_one_that_it_ma
     fatal: int, found: list[int]
 ) -> None:
     """Preserves: ABORT."""
-    with contextlib.closing(CollateWorkers(BatchMaker(make_or_die, None), 2)) as workers:
-        start_all(workers)
+    with start_all(make_or_die) as workers:
         for step in range(10, 14):
             assert workers.make_room(9)
-            workers.begin(step, CollateTask(0, (pack("die" if step == fatal else step),), None))
+            begin(workers, step, "die" if step == fatal else step)
         assert not workers.make_room(9)
         assert workers.oldest == 10
         numbers, errors = collect_all(workers)
@@ -383,28 +376,25 @@ def test_one_that_dies_and_leaves_a_child_behind_is_told_of_too() -> None:
         die()
         return None
 
-    workers = CollateWorkers(BatchMaker(make, None), 2)
     try:
-        start_all(workers)
-        workers.begin(4, CollateTask(0, (pack("die"),), None))
-        with pytest.raises(CollateWorkerError, match=r"exit code -9\) at step 4"):
-            workers.collect()
+        with start_all(make) as workers:
+            begin(workers, 4, "die")
+            with pytest.raises(CollateWorkerError, match=r"exit code -9\) at step 4"):
+                workers.collect()
     finally:
-        workers.close()
         os.kill(left.value, signal.SIGKILL)
 
 
 def test_one_that_was_killed_is_told_of_when_what_it_had_sent_is_received() -> None:
-    with contextlib.closing(CollateWorkers(BatchMaker(make_or_die, None), 2)) as workers:
-        start_all(workers)
+    with start_all(make_or_die) as workers:
         for step in (10, 11):
-            workers.begin(step, CollateTask(0, (pack(step),), None))
+            begin(workers, step, step)
         time.sleep(0.5)  # both have sent their batches
         for process in workers.processes:
             process.kill()
             process.join()
         for step in (12, 13):
-            workers.begin(step, CollateTask(0, (pack(step),), None))
+            begin(workers, step, step)
         numbers, errors = collect_all(workers)
         assert numbers == [10, 11]
         assert sorted(error.rpartition(" at ")[2] for error in errors) == ["step 12", "step 13"]
@@ -420,27 +410,23 @@ def test_samples_and_batches_that_fill_what_joins_two_processes_do_not_wait_for_
         return samples
 
     sample = torch.zeros(nbytes, dtype=torch.uint8) if is_tensor else bytes(nbytes)
-    workers = CollateWorkers(BatchMaker(make, None), 2)
 
     def exchange() -> None:
-        start_all(workers)
         left = 12
         while left or workers.pending:
             if left and workers.make_room(9):
-                workers.begin(left, CollateTask(0, (pack(sample),), None))
+                begin(workers, left, sample)
                 left -= 1
                 time.sleep(4 * SLOW_S)  # meanwhile a batch is made, and waits to be received
             else:
                 found.append(len(unpack(workers.collect()[1].batch)[0]))  # type: ignore[index, arg-type]
 
     found: list[int] = []
-    thread = threading.Thread(target=exchange, daemon=True)
-    thread.start()
-    thread.join(30)
-    try:
+    with start_all(make) as workers:
+        thread = threading.Thread(target=exchange, daemon=True)
+        thread.start()
+        thread.join(30)
         assert found == [nbytes] * 12
-    finally:
-        workers.close()
 
 
 class BreaksElsewhere:
@@ -451,13 +437,9 @@ class BreaksElsewhere:
 
 
 def test_samples_that_cannot_be_taken_in_are_a_failure_of_their_step() -> None:
-    workers = CollateWorkers(BatchMaker(make_or_die, None), 2)
-    try:
-        start_all(workers)
+    with start_all(make_or_die) as workers:
         workers.begin(7, CollateTask(0, (Packed(BreaksElsewhere(), ()),), None))  # type: ignore[arg-type]
         with pytest.raises(CollateWorkerError, match="cannot be collated, while collating step 7"):
             workers.collect()
-        workers.begin(8, CollateTask(0, (pack(8),), None))
+        begin(workers, 8, 8)
         assert collect_all(workers) == ([8], [])
-    finally:
-        workers.close()

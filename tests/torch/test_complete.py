@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from typing import Any
 
 import pytest
 from torch.utils.data import Dataset, IterDataPipe, Sampler
 
-from odb_ref.torch import JobError, ODBDataLoader, UsageError
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, Stream, collate, make_sample
+from odb_ref.torch import JobError, UsageError
+from tests.torch.data import Numbers, Stream, make_loader, make_sample, read_numbers
 from tests.torch.ranks import get_values, run_each
 
-SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "timeout_s": 20}
 COUNT = 40
 
 
@@ -48,49 +46,18 @@ class StoppingStream(Stream):
         raise StopIteration
 
 
-def measure_and_stop(sample: dict[str, Any]) -> int:
-    if sample["number"] == 20:
-        raise StopIteration
-    return len(sample["input_ids"])
-
-
-def collate_and_stop(samples: list[dict[str, Any]]) -> dict[str, Any]:
+def stop(_: object) -> Any:
     raise StopIteration
 
 
-def stop(worker_id: int) -> None:
-    raise StopIteration
+def miss(_: object) -> Any:
+    """Raises an error of a class made at run time, as boto3's are. It cannot be pickled."""
+    raise type("NoSuchKey", (Exception,), {})("no such key")
 
 
-def make_error() -> Exception:
-    """Returns an error of a class made at run time, as boto3's are. It cannot be pickled."""
-    error: Exception = type("NoSuchKey", (Exception,), {})("no such key")
-    return error
-
-
-class Missing(Numbers):
-    def __getitem__(self, index: int) -> Any:
-        if index == 20:
-            raise make_error()
-        return super().__getitem__(index)
-
-
-class MissingStream(Stream):
-    def __iter__(self) -> Iterator[Any]:
-        for sample in super().__iter__():
-            if sample["number"] == 20:
-                raise make_error()
-            yield sample
-
-
-def measure_missing(sample: dict[str, Any]) -> int:
-    if sample["number"] == 20:
-        raise make_error()
-    return len(sample["input_ids"])
-
-
-def miss(worker_id: int) -> None:
-    raise make_error()
+def fail_to_measure(fail: Callable[[object], Any]) -> Callable[[dict[str, Any]], int]:
+    """Returns a measure that fails for one sample."""
+    return lambda sample: fail(sample) if sample["number"] == 20 else len(sample["input_ids"])
 
 
 CASES: list[tuple[Dataset[Any], dict[str, Any], str]] = [
@@ -100,12 +67,12 @@ CASES: list[tuple[Dataset[Any], dict[str, Any], str]] = [
     (AtOnce(-16), {}, "returned 0 samples for 16 keys"),
     (StoppingAtOnce(0), {}, "__getitems__ of the data set raised StopIteration"),
     (StoppingStream(0, COUNT), {}, "__iter__ of the data set raised StopIteration"),
-    (Numbers(0, COUNT), {"length_fn": measure_and_stop}, "the measure of a sample raised StopIteration"),
-    (Stream(0, COUNT), {"length_fn": measure_and_stop}, "the measure of a sample raised StopIteration"),
-    (Numbers(0, COUNT), {"collate_fn": collate_and_stop}, "StopIteration"),
-    (Missing(0, COUNT), {}, "NoSuchKey"),
-    (MissingStream(0, COUNT), {}, "NoSuchKey: no such key"),
-    (Numbers(0, COUNT), {"length_fn": measure_missing}, "NoSuchKey: no such key"),
+    (Numbers(0, COUNT), {"length_fn": fail_to_measure(stop)}, "the measure of a sample raised StopIteration"),
+    (Stream(0, COUNT), {"length_fn": fail_to_measure(stop)}, "the measure of a sample raised StopIteration"),
+    (Numbers(0, COUNT), {"collate_fn": stop}, "StopIteration"),
+    (Numbers(0, COUNT, bad=20, fault=miss), {}, "NoSuchKey"),
+    (Stream(0, COUNT, bad=20, fault=miss), {}, "NoSuchKey: no such key"),
+    (Numbers(0, COUNT), {"length_fn": fail_to_measure(miss)}, "NoSuchKey: no such key"),
 ]
 
 
@@ -117,17 +84,16 @@ def test_what_ends_a_plain_loader_early_is_an_error(
     data: Dataset[Any], options: dict[str, Any], cause: str, num_workers: int
 ) -> None:
     """Spec: R11.4. Checks: COVER."""
-    loader = ODBDataLoader(data, **nested(num_workers=num_workers, **(SETTINGS | options)))
+    loader = make_loader(data, num_workers=num_workers, **options)
     with loader, pytest.raises(JobError, match="rank 0 failed") as caught:
-        for _ in loader.steps():
-            pass
+        list(loader.steps())
     assert cause in str(caught.value)
 
 
 @pytest.mark.parametrize(("init_fn", "cause"), [(stop, "StopIteration"), (miss, "NoSuchKey: no such key")])
 def test_a_worker_init_fn_that_stops_is_an_error(init_fn: Any, cause: str) -> None:
     """Spec: R11.4. Checks: COVER."""
-    loader = ODBDataLoader(Numbers(0, COUNT), **nested(num_workers=1, worker_init_fn=init_fn, **SETTINGS))
+    loader = make_loader(num_workers=1, worker_init_fn=init_fn)
     with loader, pytest.raises(JobError, match=f"worker_init_fn raised {cause}"):
         list(loader)
 
@@ -135,20 +101,13 @@ def test_a_worker_init_fn_that_stops_is_an_error(init_fn: Any, cause: str) -> No
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_sample_that_stops_is_set_aside_like_any_bad_one(num_workers: int) -> None:
     """Spec: R11.1. Checks: COVER."""
-    options = SETTINGS | {"on_bad_sample": "quarantine", "num_workers": num_workers}
     for data in (Numbers(0, COUNT, bad=20, fault="StopIteration"), AtOnce(-1)):
-        with ODBDataLoader(data, **nested(**options)) as loader:
+        with make_loader(data, on_bad_sample="quarantine", num_workers=num_workers) as loader:
             with warnings.catch_warnings(action="ignore"):
-                numbers = [number for batch in loader for number in batch["numbers"]]
+                numbers = read_numbers(loader)
             lost = [*data.bad]
             assert [item.index for item in loader.quarantined] == lost
             assert sorted([*numbers, *lost]) == list(range(COUNT))
-
-
-def test_several_at_once_are_read_once_each() -> None:
-    """Checks: COVER."""
-    with ODBDataLoader(AtOnce(0), **nested(**SETTINGS)) as loader:
-        assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
 
 
 class OneShot(Sampler[int]):
@@ -177,11 +136,13 @@ class Endless(Sampler[int]):
 
 def test_a_sampler_that_lists_other_than_it_says_is_an_error() -> None:
     """Checks: COVER."""
-    endless = ODBDataLoader(Numbers(0, COUNT), **nested(sampler=Endless(), **SETTINGS))
-    with endless, pytest.raises(UsageError, match="has a length of 40, but listed more"):
-        iter(endless)
-    with ODBDataLoader(Numbers(0, COUNT), **nested(sampler=OneShot(), **SETTINGS)) as loader:
-        assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
+    with (
+        make_loader(sampler=Endless()) as loader,
+        pytest.raises(UsageError, match="has a length of 40, but listed more"),
+    ):
+        iter(loader)
+    with make_loader(sampler=OneShot()) as loader:
+        assert sorted(read_numbers(loader)) == list(range(COUNT))
         with pytest.raises(UsageError, match="has a length of 40, but listed 0"):
             iter(loader)
 
@@ -191,7 +152,7 @@ def test_a_sample_that_cannot_be_measured_is_named(num_workers: int) -> None:
     samples = [make_sample(number) for number in range(COUNT)]
     samples[13]["input_ids"] = samples[13]["labels"] = []
     with (
-        ODBDataLoader(samples, **nested(num_workers=num_workers, **SETTINGS)) as loader,
+        make_loader(samples, num_workers=num_workers) as loader,
         pytest.raises(JobError, match=r"the length of a sample is 0.* \(the sample is 13\)"),
     ):
         list(loader)
@@ -213,40 +174,26 @@ class Pipe(IterDataPipe[Any]):
 
 
 def read_pipe(rank: int, num_workers: int) -> list[int]:
-    with ODBDataLoader(Pipe(rank), **nested(num_workers=num_workers, **SETTINGS)) as loader:
-        return sorted(
-            number
-            for _ in range(2)
-            for batch, info in loader.steps()
-            if not info.is_idle
-            for number in batch["numbers"]
-        )
+    with make_loader(Pipe(rank), num_workers=num_workers) as loader:
+        return sorted(read_numbers(loader) + read_numbers(loader))
 
 
 def test_a_data_pipe_on_several_ranks_is_read_here_or_refused() -> None:
     """With workers, a DataLoader made a process group in another process each epoch, and late ranks joined none."""
     here, elsewhere = run_each(2, read_pipe, [(0,), (1,)])
     assert get_values(here) == [sorted(2 * [*range(rank * COUNT, rank * COUNT + COUNT)]) for rank in range(2)]
-    assert ["an IterDataPipe on several ranks needs num_workers=0" in result.text for result in elsewhere] == [
-        True,
-        True,
-    ]
+    assert all("an IterDataPipe on several ranks needs num_workers=0" in result.text for result in elsewhere)
 
 
 @pytest.mark.parametrize(("num_workers", "is_told"), [(1, False), (2, True)])
 def test_workers_that_all_yield_the_same_are_warned_of(num_workers: int, is_told: bool) -> None:
     """Checks: ONCE."""
-    with ODBDataLoader(SameForAll(0, COUNT), **nested(num_workers=num_workers, **SETTINGS)) as loader:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            numbers = [number for batch in loader for number in batch["numbers"]]
+    with make_loader(SameForAll(0, COUNT), num_workers=num_workers) as loader:
+        with warnings.catch_warnings(record=True, action="always") as caught:
+            numbers = read_numbers(loader)
         assert sorted(numbers) == sorted(num_workers * list(range(COUNT)))
         assert ["the workers begin with the same samples" in str(item.message) for item in caught] == is_told * [True]
-    with (
-        ODBDataLoader(Stream(0, COUNT), **nested(num_workers=num_workers, **SETTINGS)) as loader,
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("error")
+    with make_loader(Stream(0, COUNT), num_workers=num_workers) as loader, warnings.catch_warnings(action="error"):
         list(loader)
 
 
@@ -254,8 +201,7 @@ def read_part(rank: int, kind: type[Numbers] | type[Stream], is_divided: bool) -
     """Returns the warnings of a rank that reads its half of 400 samples, or the same 200 as the other one."""
     own = {"sampler": range(200)} if kind is Numbers else {}
     data = kind(200 * rank if is_divided else 0, 200)
-    with ODBDataLoader(data, **nested(**SETTINGS, **own)) as loader, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with make_loader(data, **own) as loader, warnings.catch_warnings(record=True, action="always") as caught:
         for _ in range(2):
             assert sum(info.local_samples for _, info in loader.steps()) == 200
     return [str(item.message) for item in caught]

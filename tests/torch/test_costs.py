@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from odb_ref.torch import JobError, ODBDataLoader, count_patches
+from odb_ref.torch import JobError, count_patches
 from odb_ref.torch.reading.tasks import SampleError
 from odb_ref.trace.check import check_traces
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, check_goes_on, collate
+from tests.torch import data
+from tests.torch.data import Numbers, check_goes_on, read_numbers
 from tests.torch.data import read as read_steps
 from tests.torch.ranks import get_values, run_each
 
-SETTINGS: dict[str, Any] = {"token_budget": 120, "window": 16, "collate_fn": collate, "timeout_s": 20}
+make_loader = partial(data.make_loader, token_budget=120, window=16)
 COUNT = 60
 
 
@@ -77,7 +78,7 @@ class Pictures(Numbers):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_no_batch_of_several_samples_exceeds_the_patches(num_workers: int) -> None:
     """Checks: BUDGET, COVER."""
-    with ODBDataLoader(Pictures(0, COUNT), **nested(max_patches=45, num_workers=num_workers, **SETTINGS)) as loader:
+    with make_loader(Pictures(0, COUNT), max_patches=45, num_workers=num_workers) as loader:
         numbers, sums = [], []
         for batch, info in loader.steps():
             patches = sum(map(compute_patches, batch["numbers"]))
@@ -88,7 +89,7 @@ def test_no_batch_of_several_samples_exceeds_the_patches(num_workers: int) -> No
         metrics = loader.metrics()
     assert sorted(numbers) == list(range(COUNT))
     assert metrics["odb/patches"] == sum(sums) == sum(map(compute_patches, range(COUNT)))
-    with ODBDataLoader(Pictures(0, COUNT), **nested(**SETTINGS)) as loader:
+    with make_loader(Pictures(0, COUNT)) as loader:
         unbound = [sum(map(compute_patches, batch["numbers"])) for batch in loader]
         assert "odb/patches" not in loader.metrics()
     assert max(unbound) > 45
@@ -104,9 +105,8 @@ Used = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 def read(rank: int, options: dict[str, Any]) -> tuple[list[list[int]], int, Used]:
     """Returns the batches, a sum, and what each step uses on this rank and on all ranks."""
-    settings = SETTINGS | {"cost_fn": count_two, "limits": (9, 60), "shuffle": True} | options
     rows, used = [], []
-    with ODBDataLoader(Pictures(0, COUNT), **nested(**settings)) as loader:
+    with make_loader(Pictures(0, COUNT), cost_fn=count_two, limits=(9, 60), shuffle=True, **options) as loader:
         for batch, info in loader.steps():
             rows.append([] if info.is_idle else batch["numbers"])
             used.append((info.local_costs, info.global_costs))
@@ -135,11 +135,7 @@ def test_several_limits_hold_on_every_rank_with_and_without_workers(tmp_path: Pa
 
 def test_an_epoch_with_limits_goes_on_identically() -> None:
     """Checks: RESUME."""
-    settings = SETTINGS | {"max_patches": 45, "shuffle": True}
-
-    def make(**options: Any) -> ODBDataLoader:
-        return ODBDataLoader(Pictures(0, COUNT), **nested(**(settings | options)))
-
+    make = partial(make_loader, Pictures(0, COUNT), max_patches=45, shuffle=True)
     whole = check_goes_on(make, (7,), read_steps)
     with make() as loader:
         assert read_steps(loader, 7) == whole[:7]
@@ -152,9 +148,8 @@ def test_an_epoch_with_limits_goes_on_identically() -> None:
 
 @pytest.mark.parametrize("costs", [7, (1,), (1, 2, 3), (1, -1), (1, 0.5), (True, 1), ("1", 1), None])
 def test_nonsense_from_cost_fn_ends_the_epoch_with_its_cause(costs: object) -> None:
-    options = SETTINGS | {"cost_fn": lambda sample: costs, "limits": (4, 4)}
     with (
-        ODBDataLoader(Numbers(0, 9), **nested(**options)) as loader,
+        make_loader(Numbers(0, 9), cost_fn=lambda sample: costs, limits=(4, 4)) as loader,
         pytest.raises(JobError, match=r"rank 0 failed: SampleError: (a cost that )?cost_fn returned .*, expected"),
     ):
         list(loader)
@@ -162,8 +157,7 @@ def test_nonsense_from_cost_fn_ends_the_epoch_with_its_cause(costs: object) -> N
 
 @pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")
 def test_nonsense_from_cost_fn_may_be_set_aside() -> None:
-    options = SETTINGS | {"cost_fn": lambda sample: (-(sample["number"] == 4),), "limits": [3]}
-    with ODBDataLoader(Numbers(0, 9), **nested(on_bad_sample="quarantine", **options)) as loader:
-        numbers = [number for batch in loader for number in batch["numbers"]]
+    options = {"cost_fn": lambda sample: (-(sample["number"] == 4),), "limits": [3], "on_bad_sample": "quarantine"}
+    with make_loader(Numbers(0, 9), **options) as loader:
+        assert sorted(read_numbers(loader)) == [0, 1, 2, 3, 5, 6, 7, 8]
         assert [item.index for item in loader.quarantined] == [4]
-    assert sorted(numbers) == [0, 1, 2, 3, 5, 6, 7, 8]

@@ -5,23 +5,24 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch import JobState, ODBDataLoader
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate, read
+from odb_ref.torch import JobState
+from tests.torch import data
+from tests.torch.data import Numbers, read
 from tests.torch.ranks import get_values, run_ranks
 
-SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 9, "collate_fn": collate, "shuffle": True, "timeout_s": 20}
+make_loader = partial(data.make_loader, Numbers(0, 60), window=9, shuffle=True)
 VALUES: list[Any] = [None, True, False, -1, 0, 1, 2**40, 2**70, 1.0, float("nan"), "", "0", [], [0], [[]], {}, {"a": 1}]
 VALUES += [b"", (0,), object(), {1, 2}, 10**5000]
 
 
 def save(rank: int, options: dict[str, Any], base: list[Any]) -> Any:
-    with ODBDataLoader(Numbers(0, 60), **nested(**(SETTINGS | options))) as loader:
+    with make_loader(**options) as loader:
         if base:
             loader.load_state_dict(base)
         read(loader, 4)
@@ -55,13 +56,11 @@ def damage(state: Any, path: tuple[Any, ...]) -> Iterator[Any]:
     old = state
     for key in path:
         old = old[key]
-    others = (
-        [old + 1, old - 1, -old]
-        if type(old) is int
-        else [old + "x", old[1:], old[::-1]]
-        if isinstance(old, str)
-        else []
-    )
+    others: list[Any] = []
+    if type(old) is int:
+        others = [old + 1, old - 1, -old]
+    elif isinstance(old, str):
+        others = [old + "x", old[1:], old[::-1]]
     for value in [*VALUES, *others]:
         if (type(value) is not type(old) or value != old) and not (value == (0,) and old == [0]):  # else undamaged
             yield change(lambda holder, key, value=value: holder.__setitem__(key, value))
@@ -88,7 +87,7 @@ def states() -> list[Any]:
 
 def test_a_damaged_state_is_refused_and_the_field_is_named(states: list[Any]) -> None:
     count = 0
-    with ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS)) as loader:
+    with make_loader() as loader:
         for state in states:
             for path in walk(state):
                 for damaged in damage(state, path):
@@ -110,17 +109,14 @@ def test_a_damaged_state_is_refused_and_the_field_is_named(states: list[Any]) ->
     "given", [None, 3, "state", b"state", [], [None], [[]], {}, {"version": None}, [{"version": 5}]]
 )
 def test_what_is_no_state_is_refused(given: Any) -> None:
-    with (
-        ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS)) as loader,
-        pytest.raises(UsageError, match="load_state_dict"),
-    ):
+    with make_loader() as loader, pytest.raises(UsageError, match="load_state_dict"):
         loader.load_state_dict(given)
 
 
 def test_states_of_all_ranks_are_of_one_moment() -> None:
     first, second, third = save_with(3, {}, [])
     other = save_with(3, {"seed": 5}, [])
-    with ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS)) as loader:
+    with make_loader() as loader:
         for states in ([first, second], [first, first, third], [first, second, other[2]]):
             loader.load_state_dict(states)
             with pytest.raises(UsageError, match="load_state_dict"):
@@ -130,7 +126,7 @@ def test_states_of_all_ranks_are_of_one_moment() -> None:
 
 
 def test_a_damaged_job_state_is_refused() -> None:
-    with ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS)) as loader:
+    with make_loader() as loader:
         read(loader, 4)
         job = JobState(loader)
         text = str(job.state_dict()["odb_ranks"])
@@ -151,7 +147,7 @@ def test_a_damaged_job_state_is_refused() -> None:
 
 
 def test_a_state_survives_json_and_other_types_of_sequence() -> None:
-    with ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS)) as loader:
+    with make_loader() as loader:
         read(loader, 4)
         state = loader.state_dict()
         for same in (

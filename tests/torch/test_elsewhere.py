@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from odb_ref.torch import ODBDataLoader, UsageError, arguments
+from odb_ref.torch import UsageError, arguments
 from odb_ref.torch.exchange import process_table
 from odb_ref.torch.reading import serialization
 from odb_ref.torch.reading.serialization import LARGE_BYTES
-from tests.helpers.options import nested
 from tests.torch.data import Numbers
 from tests.torch.ranks import get_values, run_ranks
-from tests.torch.test_stuck import SETTINGS, check_blamed, read_raising
+from tests.torch.test_stuck import check_blamed, make_loader, read_raising
 
 
 class Images(Numbers):
@@ -33,8 +32,8 @@ def collate_images(samples: list[Any]) -> Any:
 
 def read_images(rank: int, num_workers: int) -> list[int]:
     numbers: list[int] = []
-    options = SETTINGS | {"collate_fn": collate_images, "on_idle": "none", "num_workers": num_workers}
-    with ODBDataLoader(Images(40 * rank, 40), **nested(**options)) as loader:
+    options = {"collate_fn": collate_images, "on_idle": "none", "num_workers": num_workers}
+    with make_loader(Images(40 * rank, 40), **options) as loader:
         for found, images in filter(None, loader):
             assert [int(image[-1]) + 40 * rank for image in images] == found
             numbers += found
@@ -73,6 +72,6 @@ def test_a_killed_process_is_named_all_the_same(monkeypatch: pytest.MonkeyPatch,
 def test_workers_are_refused_where_processes_are_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "os", type("os", (), {"name": "nt"}))
     with pytest.raises(UsageError, match="num_workers=2 needs Linux or macOS"):
-        ODBDataLoader(Numbers(0, 4), **nested(num_workers=2, **SETTINGS))
-    with ODBDataLoader(Numbers(0, 4), **nested(**SETTINGS | {"collate_fn": len})) as loader:
+        make_loader(num_workers=2)
+    with make_loader(Numbers(0, 4), collate_fn=len) as loader:
         assert sum(loader) == 4

@@ -1,7 +1,8 @@
-"""The examples run as their first lines say, and do what they promise."""
+"""The examples run as their first lines say, and do what they promise. The notebook is stored without outputs."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -19,12 +20,16 @@ def run_example(tmp_path: Path, name: str, *arguments: str, ranks: int = 0) -> s
     return run_program(EXAMPLES / name, *arguments, folder=tmp_path, ranks=ranks)
 
 
+def find_steps(out: str) -> set[str]:
+    """Returns the different numbers of steps that ranks report."""
+    return {line.split(": ")[1].split(" steps")[0] for line in out.splitlines() if line.startswith("rank ")}
+
+
 def test_ddp_over_uneven_shards_trains_on_every_sample_once(tmp_path: Path) -> None:
     """Checks: COVER, ALIGN. Shards of 40, 13, 13 and 1 samples; the traces pass the checker."""
     out = run_example(tmp_path, "train_ddp.py", ranks=4)
     assert "67 samples trained on, each exactly once: True" in out
-    steps = {line.split(": ")[1].split(" steps")[0] for line in out.splitlines() if line.startswith("rank ")}
-    assert len(steps) == 1
+    assert len(find_steps(out)) == 1
     traces = sorted(map(str, (tmp_path / "ddp-trace").glob("*.ndjson")))
     assert len(traces) == 4
     assert main(["check", "--replay", *traces]) == 0
@@ -98,3 +103,32 @@ def test_why_steps_were_idle_is_said_of_one_epoch(tmp_path: Path) -> None:
     assert "no step was idle" in run_example(tmp_path, "why_idle.py", traces[0])
     with pytest.raises(AssertionError, match="are of different epochs: give all files of one"):
         run_example(tmp_path, "why_idle.py", *traces)
+
+
+# The notebook ------------------------------------------------------------------------------------------------------------
+
+
+def read_cells() -> list[dict[str, object]]:
+    notebook = json.loads((EXAMPLES / "lengths.ipynb").read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def test_it_is_kept_without_outputs() -> None:
+    assert all((cell["outputs"], cell["execution_count"]) == ([], None) for cell in read_cells())
+
+
+@pytest.mark.deep
+def test_it_runs_from_its_first_cell_to_its_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks: COVER, ALIGN, BUDGET. It runs as one program, since its cells hold nothing that only a notebook understands."""
+    pytest.importorskip("matplotlib")
+    program = tmp_path / "cells.py"
+    program.write_text("\n\n".join("".join(cell["source"]) for cell in read_cells()))
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    out = run_program(program, folder=tmp_path, timeout_s=240)
+    assert "samples trained on: 800 of 800" in out
+    assert "exit status 0" in out
+    assert len(find_steps(out)) == 1
+    (fullest,) = [line for line in out.splitlines() if line.startswith("the fullest batch")]
+    assert int(fullest.split(": ")[1].split()[0].replace(",", "")) <= 16_384
+    assert (tmp_path / "notebook-run" / "steps.png").stat().st_size > 5000

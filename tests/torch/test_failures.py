@@ -9,6 +9,8 @@ import re
 import signal
 import threading
 import time
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +23,18 @@ from odb_ref.torch import JobError, ODBDataLoader
 from odb_ref.torch.reading.pipeline import find_failed
 from odb_ref.torch.reading.tasks import get_length
 from odb_ref.trace.check import check_traces
-from tests.helpers.options import nested
+from tests.torch import data
 from tests.torch.data import Numbers, collate, listen
-from tests.torch.ranks import Result, get_values, run_each, run_ranks
+from tests.torch.ranks import Result, check_errors, get_values, run_each, run_ranks
 
-SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "shard": "given", "timeout_s": 5}
+make_loader = partial(data.make_loader, shard="given", timeout_s=5)
 SIZES = [40, 30, 20]
 
 
-def check_same(results: list[Result], rank: int | None, cause: str) -> None:
+def check_same(results: list[Result], rank: int, cause: str) -> None:
     """Checks that all results are the same error, naming the rank and the cause."""
-    assert {result.error for result in results} == {"JobError"}, results
-    assert {result.rank for result in results} == {rank}, results
+    check_errors(results, cause, rank=rank)
     assert len({result.text for result in results}) == 1, results
-    assert cause in results[0].text
 
 
 def synchronize() -> None:
@@ -57,13 +57,12 @@ def read_bad(rank: int, fault: str, num_workers: int, trace: Path) -> None:
     def measure(sample: Any) -> int:
         return -3 if rank == 1 and fault == "length" and sample["number"] == 15 else len(sample["input_ids"])
 
-    dataset = Numbers(
-        0, SIZES[rank], bad=15 if rank == 1 else None, fault="" if fault in ("collate", "length") else fault
-    )
-    options = SETTINGS | {"num_workers": num_workers, "trace": trace, "collate_fn": combine}
+    own_fault = "" if fault in ("collate", "length") else fault
+    dataset = Numbers(0, SIZES[rank], bad=15 if rank == 1 else None, fault=own_fault)
+    options = {"num_workers": num_workers, "trace": trace, "collate_fn": combine}
     if fault == "length":
         options["length_fn"] = measure
-    with ODBDataLoader(dataset, **nested(**options)) as loader:
+    with make_loader(dataset, **options) as loader:
         for _ in loader:
             synchronize()
 
@@ -94,65 +93,57 @@ def test_a_failure_on_one_rank_is_the_same_error_on_all_before_any_waits(tmp_pat
         check_traced(path.parent)
 
 
-class Hanging(Numbers):
-    """Raises for one sample; the samples after it never come."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index >= 16:
-            time.sleep(1000 if index > 16 else 1)
-            raise ValueError("bad row")
-        return super().__getitem__(index)
-
-
-def read_hanging(rank: int) -> None:
-    dataset = Hanging(0, 40) if rank == 1 else Numbers(0, 40)
-    with ODBDataLoader(dataset, **nested(**SETTINGS | {"num_workers": 4, "timeout_s": 60})) as loader:
-        for _ in loader:
-            synchronize()
-
-
 def test_a_failure_is_told_before_workers_that_hang_are_waited_for() -> None:
     """Checks: ABORT. torch waits five seconds for each."""
+
+    def hang(index: int) -> None:
+        """Raises for one sample; the samples after it never come."""
+        time.sleep(1000 if index > 16 else 1)
+        raise ValueError("bad row")
+
+    def read_hanging(rank: int) -> None:
+        dataset = Numbers(0, 40, bad=range(16, 40) if rank == 1 else None, fault=hang)
+        with make_loader(dataset, num_workers=4, timeout_s=60) as loader:
+            for _ in loader:
+                synchronize()
+
     results = run_ranks(2, read_hanging)
     check_same(results, 1, "ValueError: bad row (the sample is 16)")
     assert max(result.seconds for result in results) < 10
 
 
-def read_long(rank: int) -> list[int]:
-    """Returns the samples of each step. One rank has a sample far over the budget."""
-    dataset = Numbers(0, SIZES[rank], bad=15 if rank == 1 else None, fault="long")
-    with ODBDataLoader(dataset, **nested(num_workers=2, **SETTINGS)) as loader:
-        return [0 if info.is_idle else len(batch["numbers"]) for batch, info in loader.steps()]
+def test_a_sample_over_the_budget_travels_alone_and_fails_no_rank() -> None:
+    def read_long(rank: int) -> list[list[int]]:
+        dataset = Numbers(0, SIZES[rank], bad=15 if rank == 1 else None, fault="long")
+        with make_loader(dataset, num_workers=2) as loader:
+            return [numbers for _, numbers, _ in data.read(loader)]
 
-
-def test_a_sample_over_the_budget_on_one_rank_fails_none() -> None:
     values = get_values(run_ranks(3, read_long))
-    assert [sum(value) for value in values] == SIZES
+    assert [sorted(chain(*value)) for value in values] == [list(range(size)) for size in SIZES]
+    assert [15] in values[1]
     assert len({len(value) for value in values}) == 1
 
 
 def fail_and_go_on(rank: int) -> tuple[str, int]:
     """Runs an epoch in which the shortest sample of rank 1 cannot be collated, and one without it."""
-    mood = {"is_bad": True}
+    is_bad = rank == 1
 
     class Moody(Numbers):
         def __getitem__(self, index: int) -> Any:
-            sample = super().__getitem__(index)
-            is_bad = mood["is_bad"] and rank == 1 and index == 1
-            return sample | {"is_bad": 1} if is_bad else sample
+            return super().__getitem__(index) | ({"is_bad": 1} if is_bad and index == 1 else {})
 
     def combine(samples: list[Any]) -> Any:
         if any("is_bad" in sample for sample in samples):
             raise ValueError("cannot be collated")
         return collate(samples)
 
-    with ODBDataLoader(Moody(0, (40, 5)[rank]), **nested(**SETTINGS | {"collate_fn": combine})) as loader:
+    with make_loader(Moody(0, (40, 5)[rank]), collate_fn=combine) as loader:
         try:
             for _ in loader:
                 synchronize()
         except JobError as error:
             text = str(error)
-        mood["is_bad"] = False
+        is_bad = False
         idle = 0
         for _, info in loader.steps():
             synchronize()
@@ -207,102 +198,84 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def read_differently(rank: int) -> list[tuple[int | None, str]]:
-    """Returns the error for each way in which rank 1 differs, one after another in the same process group."""
-    found = []
-    for option, _ in DIFFERENT:
-        with ODBDataLoader(Numbers(0, SIZES[rank]), **nested(**(SETTINGS | (option if rank == 1 else {})))) as loader:
-            try:
-                list(loader)
-            except JobError as error:
-                found.append((error.rank, str(error)))
-            dist.barrier()
-    return found
-
-
 def test_ranks_that_are_configured_differently_say_so() -> None:
     """Spec: R2.7, R2.8, R7.3. Checks: ABORT."""
-    first, *others = get_values(run_ranks(3, read_differently))
-    assert others == [first, first]
-    for (rank, text), (option, cause) in zip(first, DIFFERENT, strict=True):
-        assert (rank, cause in text) == (1, True), (option, text)
 
+    def read_differently(rank: int, options: dict[str, Any]) -> None:
+        with make_loader(Numbers(0, SIZES[rank]), **(options if rank == 1 else {})) as loader:
+            list(loader)
 
-def list_differently(rank: int) -> None:
-    dataset = Numbers(0, 20)
-    order = RandomSampler(dataset, generator=torch.Generator().manual_seed(rank))
-    with ODBDataLoader(dataset, token_budget=60, update_samples=8, collate_fn=collate, sampler=order) as loader:
-        list(loader)
+    found = run_each(3, read_differently, [(options,) for options, _ in DIFFERENT])
+    for results, (_, cause) in zip(found, DIFFERENT, strict=True):
+        check_same(results, 1, cause)
 
 
 def test_a_sampler_that_lists_another_order_on_a_rank_is_told_what_it_needs() -> None:
+    def list_differently(rank: int) -> None:
+        dataset = Numbers(0, 20)
+        order = RandomSampler(dataset, generator=torch.Generator().manual_seed(rank))
+        with ODBDataLoader(dataset, token_budget=60, update_samples=8, collate_fn=collate, sampler=order) as loader:
+            list(loader)
+
     check_same(run_ranks(2, list_differently), 1, "must list all of it, with the same seed on every rank")
 
 
-def read_and_die(rank: int, trace: Path) -> None:
-    with ODBDataLoader(Numbers(0, 200), **nested(trace=trace, **SETTINGS)) as loader:
-        for step, _ in enumerate(loader):
-            if rank == 1 and step == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(0.02)
-
-
 def test_a_killed_process_is_named_in_time(tmp_path: Path) -> None:
-    results = run_ranks(3, read_and_die, tmp_path / "run.ndjson")
+    def read_and_die(rank: int) -> None:
+        with make_loader(Numbers(0, 200), trace=tmp_path / "run.ndjson") as loader:
+            for step, _ in enumerate(loader):
+                if rank == 1 and step == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(0.02)
+
+    results = run_ranks(3, read_and_die)
     assert results[1].is_gone
     check_same([results[0], results[2]], 1, "its process is gone")
     assert max(results[0].seconds, results[2].seconds) < 5
     check_traced(tmp_path)
 
 
-def read_and_lose_the_loader_process(rank: int) -> None:
-    # Far more than a pipe holds is on its way at that time. Nothing that waits for it to be read may stay.
-    with ODBDataLoader(Numbers(0, 4000), **nested(num_workers=2, prefetch_factor=32, **SETTINGS)) as loader:
-        for step, _ in enumerate(loader):
-            if rank == 1 and step == 3:
-                (process,) = multiprocessing.active_children()
-                assert process.pid is not None
-                os.kill(process.pid, signal.SIGKILL)
-            time.sleep(0.01)
-
-
 def test_a_killed_loader_process_is_named_on_all_ranks() -> None:
+    def read_and_lose_the_loader_process(rank: int) -> None:
+        # Far more than a pipe holds is on its way at that time. Nothing that waits for it to be read may stay.
+        with make_loader(Numbers(0, 4000), num_workers=2, prefetch_factor=32) as loader:
+            for step, _ in enumerate(loader):
+                if rank == 1 and step == 3:
+                    (process,) = multiprocessing.active_children()
+                    process.kill()
+                time.sleep(0.01)
+
     results = run_ranks(3, read_and_lose_the_loader_process)
     check_same(results, 1, "the loader process exited unexpectedly (exit code -9)")
     assert max(result.seconds for result in results) < 5
 
 
-def read_late(rank: int) -> None:
-    try:
-        if rank != 1:
-            with ODBDataLoader(Numbers(0, 20), **nested(**(SETTINGS | {"timeout_s": 2}))) as loader:
-                list(loader)
-    finally:
-        dist.barrier()
-
-
 def test_a_rank_that_never_starts_is_noticed_in_time() -> None:
-    results = run_ranks(3, read_late)
+    def read_on_some(rank: int) -> None:
+        if rank != 1:
+            with make_loader(Numbers(0, 20), timeout_s=2) as loader:
+                list(loader)
+
+    (results,) = run_each(3, read_on_some, [()])  # nobody ends before all have
     assert {results[0].error, results[2].error} == {"JobError"}, results
     assert "not every rank has started" in results[0].text
     assert max(results[0].seconds, results[2].seconds) < 7
 
 
-def read_slowly(rank: int) -> int:
-    steps = 0
-    with ODBDataLoader(Numbers(0, 30), **nested(**(SETTINGS | {"timeout_s": 1}))) as loader:
-        for epoch in range(2):
-            for _batch in loader:
-                synchronize()
-                if rank == 0 and steps == 2:
-                    time.sleep(1.5)
-                steps += 1
-            if rank == 1 and epoch == 0:
-                time.sleep(1.5)  # a checkpoint, for example
-    return steps
-
-
 def test_a_slow_trainer_is_not_taken_for_a_lost_one() -> None:
+    def read_slowly(rank: int) -> int:
+        steps = 0
+        with make_loader(Numbers(0, 30), timeout_s=1) as loader:
+            for epoch in range(2):
+                for _ in loader:
+                    synchronize()
+                    if rank == 0 and steps == 2:
+                        time.sleep(1.5)
+                    steps += 1
+                if rank == 1 and epoch == 0:
+                    time.sleep(1.5)  # a checkpoint, for example
+        return steps
+
     values = get_values(run_ranks(2, read_slowly))
     assert values[0] == values[1]
 
@@ -310,7 +283,7 @@ def test_a_slow_trainer_is_not_taken_for_a_lost_one() -> None:
 def leave(rank: int, leaves: dict[int, int], how: str, trace: Path) -> int:
     """Leaves the loop at the rank's step in ``leaves``. Until the first of these, ranks are in lockstep."""
     steps = 0
-    with ODBDataLoader(Numbers(0, 60), **nested(trace=trace, **SETTINGS)) as loader:
+    with make_loader(Numbers(0, 60), trace=trace) as loader:
         for _ in loader.steps():
             if leaves.get(rank) == steps:
                 if how == "raise":
@@ -327,13 +300,14 @@ def leave(rank: int, leaves: dict[int, int], how: str, trace: Path) -> int:
 
 def test_all_ranks_may_leave_at_the_same_step_and_one_that_leaves_alone_is_named(tmp_path: Path) -> None:
     """Traces of ranks that leave in lockstep pass the checker."""
-    together = dict.fromkeys(range(3), 4)
-    # In the last case, the others leave at the next step if they do not know yet. A trainer's collective would hold them there.
-    cases = {"break": together, "again": together, "alone": {2: 4}, "raise": {2: 4}, "later": {0: 5, 1: 5, 2: 4}}
-    for how in cases:
-        (tmp_path / how).mkdir()
-    found = run_each(3, leave, [(leaves, how, tmp_path / how / "run.ndjson") for how, leaves in cases.items()])
-    same, again, alone, raised, _ = found
+    together, one = dict.fromkeys(range(3), 4), {2: 4}
+    # When they leave later, it is at the next step if they do not know yet. A trainer's collective would hold them there.
+    later = {0: 5, 1: 5, 2: 4}
+    kinds = (("break", together), ("again", together), ("alone", one), ("raise", one), ("later", later), ("again", one))
+    cases = [(leaves, how, tmp_path / f"{number} {how}" / "run.ndjson") for number, (how, leaves) in enumerate(kinds)]
+    for *_, trace in cases:
+        trace.parent.mkdir()
+    same, again, alone, raised, _, (*others, own) = run_each(3, leave, cases)
     assert [result.value for result in same] == [4, 4, 4], same
     assert len({result.value for result in again}) == 1, again
     assert again[0].value > 5
@@ -341,27 +315,22 @@ def test_all_ranks_may_leave_at_the_same_step_and_one_that_leaves_alone_is_named
         check_same(results[:2], 2, "left the loop")
         assert max(result.seconds for result in results) < 5
     assert (alone[2].value, raised[2].error) == (4, "KeyError")
-    check_traced(tmp_path / "break")
-    check_traced(tmp_path / "later")
-
-
-def test_one_that_leaves_alone_and_begins_again_is_told_of_its_part(tmp_path: Path) -> None:
-    """It was told only that a rank is lost, which had ended because of it."""
-    *others, own = run_ranks(3, leave, {2: 4}, "again", tmp_path / "run.ndjson")
+    check_traced(tmp_path / "0 break")
+    check_traced(tmp_path / "4 later")
+    # One that begins again was told only that a rank is lost, which had ended because of it.
     check_same(others, 2, "left the loop")
     assert re.search(r"is lost: .* This process did not finish the epoch before: if it left by itself", own.text), own
 
 
-def interrupt(rank: int, culprits: list[int], num_workers: int) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with Ctrl-C ignored
-    with ODBDataLoader(Numbers(0, 2000), **nested(num_workers=num_workers, **SETTINGS)) as loader:
-        for step, _ in enumerate(loader):
-            if rank in culprits and step == 3:
-                os.killpg(os.getpgrp(), signal.SIGINT)  # as a terminal does, which signals workers too
-            time.sleep(0.02)
-
-
 def test_control_c_on_any_rank_ends_all() -> None:
+    def interrupt(rank: int, culprits: list[int], num_workers: int) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with Ctrl-C ignored
+        with make_loader(Numbers(0, 2000), num_workers=num_workers) as loader:
+            for step, _ in enumerate(loader):
+                if rank in culprits and step == 3:
+                    os.killpg(os.getpgrp(), signal.SIGINT)  # as a terminal does, which signals workers too
+                time.sleep(0.02)
+
     *of_one, of_all = run_each(3, interrupt, [([1], 0), ([1], 2), ([0, 1, 2], 2)])
     for results in of_one:
         assert results[1].error == "KeyboardInterrupt"
@@ -372,18 +341,17 @@ def test_control_c_on_any_rank_ends_all() -> None:
     assert max(result.seconds for results in (*of_one, of_all) for result in results) < 5
 
 
-def leave_while_others_wait(rank: int) -> int:
-    """The others are in the trainer's collective when one leaves. Their loaders must end nevertheless."""
-    with ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS)) as loader:
-        for step, _ in enumerate(loader):
-            if rank == 0 and step == 3:
-                break
-            time.sleep(0.2 if rank else 0)
-        # The loader of rank 0 is closed here. The others learn of it at their next request.
-    return 0
-
-
 def test_one_that_leaves_and_closes_while_others_are_slow_is_named() -> None:
+    """The others are in the trainer's collective when one leaves. Their loaders must end nevertheless."""
+
+    def leave_while_others_wait(rank: int) -> None:
+        with make_loader(Numbers(0, 60)) as loader:
+            for step, _ in enumerate(loader):
+                if rank == 0 and step == 3:
+                    break
+                time.sleep(0.2 if rank else 0)
+            # The loader of rank 0 is closed here. The others learn of it at their next request.
+
     results = run_ranks(3, leave_while_others_wait)
     check_same(results[1:], 0, "left the loop")
     assert max(result.seconds for result in results) < 6
@@ -392,7 +360,7 @@ def test_one_that_leaves_and_closes_while_others_are_slow_is_named() -> None:
 def leave_others_in_a_collective(rank: int, folder: Path) -> list[str]:
     """Returns what a rank logs that has left alone, while the other waits for it as in a model's collective."""
     lines = listen()
-    with ODBDataLoader(Numbers(0, 40), **nested(**SETTINGS | {"window": 64, "timeout_s": 1})) as loader:
+    with make_loader(window=64, timeout_s=1) as loader:
         steps = loader.steps()
         for _ in range(3 + rank):
             next(steps)
@@ -418,7 +386,7 @@ def test_a_rank_that_left_alone_logs_it_while_it_waits_in_the_next_epoch(tmp_pat
 def leave_when_all_is_agreed_on(rank: int, leaver: int | None) -> int:
     """Returns the number of epochs that a rank read completely. All samples fit one window, so nothing is exchanged later."""
     read = 0
-    with ODBDataLoader(Numbers(0, 40), **nested(**SETTINGS | {"window": 64})) as loader:
+    with make_loader(window=64) as loader:
         for _ in range(3):
             for _, info in loader.steps():
                 if rank == leaver and info.step == 3:
@@ -436,7 +404,7 @@ def test_one_that_has_left_alone_unheard_is_named_when_the_next_epoch_begins() -
 
 def leave_or_stay_inside(rank: int, word: Path) -> bool:
     """Rank 0 leaves alone. Rank 1 stays inside a step until rank 2, which asks for steps, knows. Returns whether it did."""
-    with ODBDataLoader(Numbers(100 * rank, 60), **nested(**(SETTINGS | {"timeout_s": 20}))) as loader:
+    with make_loader(Numbers(100 * rank, 60), timeout_s=20) as loader:
         batches = iter(loader)
         for _ in range(3):
             next(batches)

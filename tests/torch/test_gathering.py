@@ -13,23 +13,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from odb_ref import gather_objects
 from odb_ref.torch.loop.ranks import average, reduce
-from tests.torch.ranks import run_ranks
-
-
-def gather_uneven(rank: int) -> list[list[Any]]:
-    return [gather_objects(own) for own in (rank, None, {"numbers": list(range(1000 * rank))}, b"\0" * rank)]
+from tests.torch.ranks import get_values, run_ranks
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_each_rank_knows_what_each_has_however_large(world_size: int) -> None:
-    ranks = range(world_size)
-    expected = [
-        list(ranks),
-        [None for _ in ranks],
-        [{"numbers": list(range(1000 * rank))} for rank in ranks],
-        [b"\0" * rank for rank in ranks],
-    ]
-    assert [result.value for result in run_ranks(world_size, gather_uneven)] == [expected for _ in ranks]
+    def list_own(rank: int) -> list[Any]:
+        return [rank, None, {"numbers": list(range(1000 * rank))}, b"\0" * rank]
+
+    expected = [list(of_all) for of_all in zip(*map(list_own, range(world_size)), strict=True)]
+    for found in get_values(run_ranks(world_size, lambda rank: list(map(gather_objects, list_own(rank))))):
+        assert found == expected
 
 
 def add_up(group: dist.ProcessGroup) -> None:
@@ -72,4 +66,4 @@ fourteenth.
 @pytest.mark.slow
 @pytest.mark.parametrize("last", LAST)
 def test_a_process_may_end_right_after_it(last: str) -> None:
-    assert [result.value for result in run_ranks(2, end_often, last)] == [0, 1]
+    assert get_values(run_ranks(2, end_often, last)) == [0, 1]

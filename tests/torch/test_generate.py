@@ -17,8 +17,7 @@ COUNT = 37
 EXPECTED = [int(make_sample(number)["input_ids"].sum()) for number in range(COUNT)]
 
 
-def measure(sample: dict[str, Any]) -> int:
-    return len(sample["input_ids"])
+FUNCTIONS: dict[str, Any] = {"length_fn": lambda sample: len(sample["input_ids"]), "collate_fn": collate}
 
 
 class Run:
@@ -41,15 +40,7 @@ class Run:
 def run_all(rank: int, most: int, num_workers: int = 0) -> Any:
     run, data = Run(most), Numbers(0, COUNT)
     data.folder = f"cache-{rank}"  # type: ignore[attr-defined]  # what each rank has for itself tells no loaders apart
-    outputs = generate(
-        run,
-        data,
-        token_budget=200,
-        length_fn=measure,
-        collate_fn=collate,
-        window=16,
-        num_workers=num_workers,
-    )
+    outputs = generate(run, data, token_budget=200, window=16, num_workers=num_workers, **FUNCTIONS)
     return [int(output) for output in outputs], run.failures, run.sizes
 
 
@@ -72,19 +63,15 @@ def test_all_ranks_have_all_outputs() -> None:
     assert all(result.value[1] for result in results)
 
 
-def fail_on_rank(rank: int) -> Any:
-    return run_all(rank, 0 if rank else 3)
-
-
 def test_a_sample_that_does_not_fit_fails_on_every_rank() -> None:
-    results = run_ranks(2, fail_on_rank)
+    results = run_ranks(2, lambda rank: run_all(rank, 0 if rank else 3))
     assert [result.error for result in results] == ["JobError", "OutOfMemoryError"], results
     assert "does not fit alone" in results[1].text and results[0].rank == 1
 
 
 def test_a_run_that_gives_another_number_of_outputs_is_refused() -> None:
     with pytest.raises(UsageError, match="1 outputs for a batch of"):
-        generate(lambda batch: [0], Numbers(0, 9), token_budget=200, length_fn=measure, collate_fn=collate)
+        generate(lambda batch: [0], Numbers(0, 9), token_budget=200, **FUNCTIONS)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +80,7 @@ def test_a_run_that_gives_another_number_of_outputs_is_refused() -> None:
 def test_fields_of_a_batch_are_not_taken_for_samples(outputs: Any) -> None:
     """The batch has two fields and two samples."""
     with pytest.raises(UsageError, match="entries are fields instead of samples"):
-        generate(lambda batch: outputs, Numbers(0, 2), token_budget=1000, length_fn=measure, collate_fn=collate)
+        generate(lambda batch: outputs, Numbers(0, 2), token_budget=1000, **FUNCTIONS)
     with ODBDataLoader(Numbers(0, 2), token_budget=1000, collate_fn=collate) as loader:
         _, info = next(loader.steps())
         with pytest.raises(UsageError, match="entries are fields instead of samples"):
@@ -102,13 +89,7 @@ def test_fields_of_a_batch_are_not_taken_for_samples(outputs: Any) -> None:
 
 def test_outputs_can_be_trained_on() -> None:
     """For example those of a teacher or a reward model."""
-    (output,) = generate(
-        lambda batch: torch.ones(len(batch["numbers"])),
-        Numbers(0, 1),
-        token_budget=1000,
-        length_fn=measure,
-        collate_fn=collate,
-    )
+    (output,) = generate(lambda batch: torch.ones(1), Numbers(0, 1), token_budget=1000, **FUNCTIONS)
     weight = torch.nn.Parameter(torch.ones(()))
     (weight * output).backward()
     assert weight.grad == 1.0

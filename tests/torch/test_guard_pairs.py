@@ -21,7 +21,7 @@ from tests.helpers.options import nested
 from tests.torch.models import Update, check_updates, get_gradient, list_updates
 from tests.torch.pairs import Pairs, Preference, check_pairs, collate, compute_loss, make_pair
 from tests.torch.ranks import get_values, run_each, run_ranks
-from tests.torch.test_step_guard import FIT, FailingBackward, limited_memory
+from tests.torch.test_step_guard import FIT, Faults, limited_memory
 
 SIZES = (30, 9)
 OPTIONS: dict[str, Any] = {"token_budget": 150, "window": 12, "collate_fn": collate, "shard": "given", "timeout_s": 30}
@@ -32,26 +32,18 @@ def make_data(rank: int) -> Pairs:
     return Pairs(range(sum(SIZES[:rank]), sum(SIZES[: rank + 1])))
 
 
-class Faults:
-    """Makes passes over several pairs fail: before, after, and in the backward pass."""
+def compute_checked(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    """Returns the loss of whole pairs."""
+    check_pairs(batch)
+    loss: torch.Tensor = model(input_ids=batch["input_ids"], margin=batch["margin"])["loss"]
+    return loss
 
-    def __init__(self, seed: int, chance: float) -> None:
-        self.choose = random.Random(seed)
-        self.chance = chance
-        self.count = 0
 
-    def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
-        check_pairs(batch)
-        place = ""
-        if len(batch["numbers"]) > 1 and self.choose.random() < self.chance:
-            place = self.choose.choice(["before", "after", "back"])
-            self.count += 1
-        if place == "before":
-            raise torch.OutOfMemoryError("CUDA out of memory: injected")
-        loss = model(input_ids=batch["input_ids"], margin=batch["margin"])["loss"]
-        if place == "after":
-            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: injected")
-        return FailingBackward.apply(loss) if place == "back" else loss
+class PairFaults(Faults):
+    """Makes passes over several pairs fail."""
+
+    def compute(self, model: nn.Module, batch: dict[str, Any], reduction: str) -> torch.Tensor:
+        return compute_checked(model, batch)
 
 
 def train(rank: int, kind: str, options: dict[str, Any], seed: int) -> tuple[list[Update], int, int]:
@@ -61,7 +53,7 @@ def train(rank: int, kind: str, options: dict[str, Any], seed: int) -> tuple[lis
         model = fully_shard(model)
     elif dist.is_initialized():
         model = DistributedDataParallel(model)
-    faults = Faults(seed + rank, 0.0 if kind == "fsdp2" else 0.6)
+    faults = PairFaults(seed + rank, 0.0 if kind == "fsdp2" else 0.6)
     with ODBDataLoader(make_data(rank), **nested(**(OPTIONS | options))) as loader:
         memory: dict[str, Any] = {"memory": FIT} if kind == "fsdp2" else {}
         guard = StepGuard(model, faults.compute_loss, lower_budget=loader.accept_budget, **PAIRS, **memory)
@@ -77,20 +69,13 @@ def compute_union_gradient(numbers: list[int]) -> torch.Tensor:
     return torch.tensor(get_gradient(model), dtype=torch.float64)
 
 
-VARIANTS: list[dict[str, Any]] = [{}, {"accumulation_steps": 3}]
-
-
-def train_variants(rank: int, kind: str) -> Any:
-    return [train(rank, kind, options, seed) for seed, options in enumerate(VARIANTS)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "world_size"), [("ddp", 1), ("ddp", 2), ("fsdp2", 2)])
 def test_pairs_go_in_halves_of_whole_pairs_with_exact_gradients(kind: str, world_size: int) -> None:
     """Checks: WEIGHT, ONCE, COVER. If the model is sharded, batches are halved before the pass."""
-    values = get_values(run_ranks(world_size, train_variants, kind, timeout_s=120))
-    for variant in zip(*values, strict=True):
-        updates, own, everywhere = zip(*variant, strict=True)
+    cases = [(kind, options, seed) for seed, options in enumerate(({}, {"accumulation_steps": 3}))]
+    for results in run_each(world_size, train, cases, timeout_s=120):
+        updates, own, everywhere = zip(*get_values(results), strict=True)
         check_updates(updates, sum(SIZES[:world_size]), compute_union_gradient)
         assert set(everywhere) == {sum(own)}
         assert sum(own) > 1
@@ -100,7 +85,7 @@ def fail_alone(rank: int) -> Any:
     def run(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
         if rank == 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return Faults(0, 0.0).compute_loss(model, batch)
+        return compute_checked(model, batch)
 
     accepted: list[int] = []
     guard = StepGuard(Preference(), run, lower_budget=accepted.append, **PAIRS)
@@ -122,15 +107,15 @@ def test_a_pair_that_does_not_fit_alone_fails_on_every_rank() -> None:
 # What cannot be halved is reported at once -----------------------------------------------------------------------------------
 
 
-def guard_unsaid(rank: int, options: dict[str, Any]) -> Any:
-    """Nothing fails on this rank, and rank 1 has nothing that would have to be halved."""
-    guard = StepGuard(Preference(), Faults(0, 0.0).compute_loss, **options)
-    with ODBDataLoader(Pairs([50]) if rank else make_data(0), **nested(**OPTIONS)) as loader:
-        for batch, info in loader.steps():
-            guard.backward(batch, info)
-
-
 def test_pairs_whose_layout_nobody_has_said_are_refused_in_the_first_step() -> None:
+    """Nothing fails, and rank 1 has nothing that would have to be halved."""
+
+    def guard_unsaid(rank: int, options: dict[str, Any]) -> None:
+        guard = StepGuard(Preference(), compute_checked, **options)
+        with ODBDataLoader(Pairs([50]) if rank else make_data(0), **nested(**OPTIONS)) as loader:
+            for batch, info in loader.steps():
+                guard.backward(batch, info)
+
     unsaid, uncounted = run_each(2, guard_unsaid, [({},), ({"split": split_pairs},)])
     assert [result.error for result in unsaid] == ["UsageError", "JobError"], unsaid
     assert "pass split_pairs and count_pairs of odb_ref.torch.loop" in unsaid[0].text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import pickle
 import re
@@ -14,33 +15,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch import ODBDataLoader, apply
+from odb_ref.torch import apply
 from odb_ref.torch.settings import RENAMED
 from odb_ref.trace.check import check_traces
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate, listen, read
-from tests.torch.ranks import run_each, run_ranks
+from tests.torch import data
+from tests.torch.data import Numbers, collate, listen, read, read_numbers
+from tests.torch.ranks import check_errors, get_values, run_each, run_ranks
 
-SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 6, "collate_fn": collate, "timeout_s": 20}
-
-
-def make_loader(**options: Any) -> ODBDataLoader:
-    return ODBDataLoader(options.pop("dataset", Numbers(0, 20)), **nested(**(SETTINGS | options)))
-
-
-def read_numbers(**options: Any) -> list[int]:
-    with make_loader(**options) as loader:
-        return read_in_order(loader)
-
-
-def read_in_order(loader: ODBDataLoader) -> list[int]:
-    return [number for _, numbers, _ in read(loader) for number in numbers]
+make_loader = functools.partial(data.make_loader, Numbers(0, 20), window=6)
 
 
 # Numbers -------------------------------------------------------------------------------------------------------------
@@ -76,31 +63,8 @@ class NumpyRule:
     ids="-".join,
 )
 def test_numbers_of_any_library_and_size_are_taken(options: dict[str, Any]) -> None:
-    assert sorted(read_numbers(**options)) == list(range(20))
-
-
-def test_a_quota_of_numpy_is_met() -> None:
-    assert len(read_numbers(mode="quota", quota=np.int64(9))) == 9
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window": 2**62}, "window must be at most 4611686018427387903"),
-        ({"token_budget": 10**30}, "token_budget must be at most"),
-        ({"seed": 2**64}, "seed must be at most"),
-        ({"num_workers": 10**6}, "num_workers must be at most 65536"),
-        ({"num_workers": 1, "prefetch_factor": 2**40}, "prefetch_factor must be at most"),
-        ({"window": np.array([1, 2])}, "window must be an integer"),
-        ({"window": torch.tensor(1.5)}, "window must be an integer"),
-        ({"timeout": 3}, "timeout needs num_workers of at least 1"),
-        ({"shuffle": "no"}, "shuffle must be True or False"),
-        ({"trainer_divides_loss": 1}, "is_divided_by_trainer must be True or False"),
-    ],
-)
-def test_numbers_beyond_what_can_be_exchanged_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        make_loader(**options)
+    with make_loader(**options) as loader:
+        assert sorted(read_numbers(loader)) == list(range(20))
 
 
 def measure_much(sample: Any) -> int:
@@ -120,25 +84,25 @@ MUCH: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def read_much(rank: int, case: int, num_workers: int) -> None:
-    read_numbers(num_workers=num_workers, **MUCH[case][0])
-
-
 def test_measures_beyond_what_can_be_exchanged_are_named() -> None:
     """The exchange, or the process in between, failed before: int too big to convert."""
+
+    def read_much(rank: int, case: int, num_workers: int) -> None:
+        with make_loader(num_workers=num_workers, **MUCH[case][0]) as loader:
+            list(loader)
+
     cases = [(case, num_workers) for case in range(len(MUCH)) for num_workers in (0, 1)]
     for (case, _), results in zip(cases, run_each(2, read_much, cases), strict=True):
-        for result in results:
-            assert (result.error, MUCH[case][1] in result.text) == ("JobError", True), result
-
-
-def read_longest(rank: int) -> list[int]:
-    return read_numbers(length_fn=lambda sample: 2**42, supervised_fn=lambda sample: 2**42, num_workers=rank)
+        check_errors(results, MUCH[case][1])
 
 
 def test_the_longest_of_lengths_is_exchanged() -> None:
-    numbers = [number for result in run_ranks(3, read_longest) for number in result.value]
-    assert sorted(numbers) == list(range(20))
+    def read_longest(rank: int) -> list[int]:
+        measures = dict.fromkeys(("length_fn", "supervised_fn"), lambda sample: 2**42)
+        with make_loader(num_workers=rank, **measures) as loader:
+            return read_numbers(loader)
+
+    assert sorted(itertools.chain(*get_values(run_ranks(3, read_longest)))) == list(range(20))
 
 
 def test_a_cost_function_that_overflows_is_named() -> None:
@@ -196,7 +160,7 @@ def test_an_argument_cannot_be_deleted() -> None:
     with make_loader() as loader:
         with pytest.raises(UsageError, match="collate_fn cannot be deleted"):
             del loader.collate_fn
-        assert sorted(read_in_order(loader)) == list(range(20))
+        assert sorted(read_numbers(loader)) == list(range(20))
 
 
 def test_notes_of_ones_own_can_be_assigned() -> None:
@@ -243,16 +207,16 @@ def test_a_sampler_set_to_another_epoch_is_noticed() -> None:
     with make_loader(sampler=sampler, order="sampler") as loader:
         for epoch in range(3):  # as a DataLoader's user does
             sampler.set_epoch(epoch)
-            assert read_in_order(loader) == list_in(epoch)
+            assert read_numbers(loader) == list_in(epoch)
         sampler.set_epoch(7)
         with pytest.raises(UsageError, match=r"set to epoch 7, but the loader reads epoch 3: call set_epoch\(7\)"):
             iter(loader)
         loader.set_epoch(7)
-        assert read_in_order(loader) == list_in(7)
+        assert read_numbers(loader) == list_in(7)
         loader.set_epoch(1)  # setting the loader's epoch is enough
-        assert read_in_order(loader) == list_in(1)
+        assert read_numbers(loader) == list_in(1)
     with make_loader(sampler=sampler, order="sampler") as other:  # the previous loader left it at another epoch
-        assert read_in_order(other) == list_in(0)
+        assert read_numbers(other) == list_in(0)
 
 
 def test_loaders_of_either_mode_may_share_a_sampler_one_after_another() -> None:
@@ -260,17 +224,16 @@ def test_loaders_of_either_mode_may_share_a_sampler_one_after_another() -> None:
     sampler = make_sampler()
     for options in ({"update_samples": 4}, {"update_samples": 4}, {"order": "sampler"}, {"update_samples": 4}):
         with make_loader(sampler=sampler, **options) as loader:
-            assert sorted(read_in_order(loader)) == sorted(list_in(0))
-
-
-class Endless(Sampler[int]):
-    """A sampler without a length, which never ends, as some lists of training samples are."""
-
-    def __iter__(self) -> Iterator[int]:
-        return itertools.cycle(range(20))
+            assert sorted(read_numbers(loader)) == sorted(list_in(0))
 
 
 def test_a_sampler_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no length, as some lists of training samples."""
+
+    class Endless(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return itertools.cycle(range(20))
+
     monkeypatch.setattr("odb_ref.torch.plan.sampler.MOST_UNTOLD", 1000)
     with make_loader(sampler=Endless()) as loader, pytest.raises(UsageError, match="did not end after 1,000 keys"):
         iter(loader)
@@ -297,9 +260,6 @@ class Private(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(np.random.RandomState(self._seed).permutation(20).tolist())
 
-    def __len__(self) -> int:
-        return 20
-
 
 class Wrapped(Sampler[int]):
     def __init__(self) -> None:
@@ -315,9 +275,7 @@ class Wrapped(Sampler[int]):
 class Unset(Private):
     """A sampler as many users of torch write it, without an epoch until one is set."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._epoch: int | None = None
+    _epoch: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
@@ -333,9 +291,9 @@ def test_an_epoch_that_a_sampler_does_not_show_is_noticed(make: Any) -> None:
         with pytest.raises(UsageError, match=r"set to epoch 5, but the loader reads epoch 0: call set_epoch\(5\)"):
             iter(loader)
         loader.set_epoch(5)
-        assert read_in_order(loader) == list(other)
+        assert read_numbers(loader) == list(other)
         other.set_epoch(6)
-        assert read_in_order(loader) == list(other)
+        assert read_numbers(loader) == list(other)
 
 
 @pytest.mark.parametrize("make", [Private, Wrapped, Unset, make_sampler])
@@ -344,12 +302,12 @@ def test_a_sampler_set_back_to_the_epoch_before_is_noticed(make: Any) -> None:
     sampler = make()
     with make_loader(sampler=sampler, order="sampler") as loader:
         sampler.set_epoch(0)
-        first = read_in_order(loader)
+        first = read_numbers(loader)
         sampler.set_epoch(0)
         with pytest.raises(UsageError, match=r"set to epoch 0, but the loader reads epoch 1: call set_epoch\(0\)"):
             iter(loader)
         loader.set_epoch(0)
-        assert read_in_order(loader) == first
+        assert read_numbers(loader) == first
 
 
 def test_an_epoch_that_makes_no_difference_may_be_set() -> None:
@@ -358,44 +316,37 @@ def test_an_epoch_that_makes_no_difference_may_be_set() -> None:
     with make_loader(sampler=sampler, order="sampler") as loader:
         for _ in range(3):
             sampler.set_epoch(0)
-            assert read_in_order(loader) == list(range(20))
-
-
-class Counting(Sampler[int]):
-    """Advances to the next epoch by itself, as Accelerate's sampler does."""
-
-    epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        yield from range(5)
-        self.epoch += 1
+            assert read_numbers(loader) == list(range(20))
 
 
 def test_a_sampler_may_count_its_epochs() -> None:
-    sampler = Counting()
-    with make_loader(sampler=sampler) as loader:
+    """It advances to the next epoch by itself, as Accelerate's does."""
+
+    class Counting(Sampler[int]):
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[int]:
+            yield from range(5)
+            self.epoch += 1
+
+    with make_loader(sampler=Counting()) as loader:
         for epoch in (0, 1, 1, 0, 5):
             loader.set_epoch(epoch)
-            assert len(read_in_order(loader)) == 5
-
-
-class Pairs(Sampler[list[int]]):
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter([[0, 1], [2, 3]])
+            assert len(read_numbers(loader)) == 5
 
 
 def test_batches_of_the_users_own_are_not_taken_for_an_order() -> None:
-    plain: DataLoader[Any] = DataLoader(Numbers(0, 20), batch_sampler=Pairs(), collate_fn=collate)
-    with pytest.raises(UsageError, match="those of Pairs would be ignored"):
+    plain: DataLoader[Any] = DataLoader(Numbers(0, 20), batch_sampler=[[0, 1], [2, 3]], collate_fn=collate)
+    with pytest.raises(UsageError, match="those of list would be ignored"):
         apply(plain, token_budget=60)
     with apply(plain, token_budget=60, shuffle=False) as loader:
-        assert sorted(read_in_order(loader)) == list(range(20))
+        assert sorted(read_numbers(loader)) == list(range(20))
     usual = BatchSampler(SequentialSampler(range(20)), 3, drop_last=False)
     with apply(DataLoader(Numbers(0, 20), batch_sampler=usual, collate_fn=collate), token_budget=60) as loader:
-        assert sorted(read_in_order(loader)) == list(range(20))
+        assert sorted(read_numbers(loader)) == list(range(20))
 
 
 @pytest.mark.parametrize(
@@ -411,15 +362,15 @@ def test_drop_last_is_answered_or_taken_over_by_updates_of_a_fixed_size(batching
     plain: DataLoader[Any] = DataLoader(Numbers(0, 20), collate_fn=collate, **batching)
     told = pytest.warns(RuntimeWarning, match="drop_last=True has no effect")
     with told, apply(plain, token_budget=60) as loader:
-        assert sorted(read_in_order(loader)) == list(range(20))
+        assert sorted(read_numbers(loader)) == list(range(20))
     with apply(plain, token_budget=60, update_samples=6) as loader:
-        assert sorted(read_in_order(loader)) == list(range(18))
+        assert sorted(read_numbers(loader)) == list(range(18))
 
 
 def test_what_is_for_workers_is_left_out_without_them() -> None:
     plain: DataLoader[Any] = DataLoader(Numbers(0, 20), num_workers=2, timeout=9, collate_fn=collate)
     with apply(plain, token_budget=60, num_workers=0) as loader:
-        assert sorted(read_in_order(loader)) == list(range(20))
+        assert sorted(read_numbers(loader)) == list(range(20))
 
 
 # Several loaders -----------------------------------------------------------------------------------------------------
@@ -459,17 +410,16 @@ def test_an_epoch_that_cannot_begin_counts_no_step_twice(tmp_path: Path) -> None
         assert loader.state_dict()["steps"] == steps + more
 
 
-def trace_in_groups(rank: int, groups: list[list[int]], path: Path) -> None:
-    group, _ = dist.new_subgroups_by_enumeration(groups)
-    with make_loader(shard="given", process_group=group, is_apart=True, trace=path) as loader:
-        read(loader)
-
-
 @pytest.mark.parametrize("groups", [[[0, 2], [1, 3]], [[0], [1]]])
 def test_groups_beside_each_other_write_traces_of_their_own(groups: list[list[int]], tmp_path: Path) -> None:
     """Those of one group were lost before, because both groups had ranks 0 and 1."""
-    results = run_ranks(sum(map(len, groups)), trace_in_groups, groups, tmp_path / "t.ndjson")
-    assert not any(result.error for result in results), results
+
+    def trace_in_groups(rank: int) -> None:
+        group, _ = dist.new_subgroups_by_enumeration(groups)
+        with make_loader(shard="given", process_group=group, is_apart=True, trace=tmp_path / "t.ndjson") as loader:
+            read(loader)
+
+    results = get_values(run_ranks(sum(map(len, groups)), trace_in_groups))
     assert len(list(tmp_path.iterdir())) == len(results)
     verdict = check_traces([tmp_path])
     assert (verdict.is_ok, len(verdict.jobs)) == (True, 2), verdict
@@ -483,11 +433,13 @@ def test_another_loader_does_not_silence_a_reminder() -> None:
 
 
 def test_a_bound_follows_the_data_set() -> None:
-    data = Numbers(0, 20)
-    with make_loader(dataset=data, len_bound="samples", token_budget=1) as loader, warnings.catch_warnings():
-        warnings.simplefilter("error")
+    samples = Numbers(0, 20)
+    with (
+        data.make_loader(samples, window=6, len_bound="samples", token_budget=1) as loader,
+        warnings.catch_warnings(action="error"),
+    ):
         assert len(loader) == 20
-        data.count = 40
+        samples.count = 40
         assert len(loader) == 40
         assert len(read(loader)) == 40
 
@@ -495,30 +447,13 @@ def test_a_bound_follows_the_data_set() -> None:
 # Ranks ---------------------------------------------------------------------------------------------------------------
 
 
-def read_without_me(rank: int) -> Any:
-    group = dist.new_group([0])
-    try:
-        with make_loader(process_group=group, is_apart=True) as loader:
-            return len(read(loader))
-    except UsageError as error:
-        return str(error)
-
-
-def test_a_rank_outside_of_the_process_group_is_told() -> None:
-    first, second = (result.value for result in run_ranks(2, read_without_me))
-    assert first
-    assert second == "rank 1 is not a member of the loader's process_group"
-
-
 def read_in_the_second_half(rank: int, fault: str) -> Any:
     group = dist.new_group([2, 3])
     if rank < 2:
         return None
-    data = Numbers(0, 20, bad=7 if rank == 3 and fault == "raise" else None, fault=fault)
-    window = 7 if rank == 3 and fault == "window" else 6
-    with make_loader(
-        dataset=data, window=window, shard="given", process_group=group, is_apart=True, timeout_s=8
-    ) as loader:
+    samples = Numbers(0, 20, bad=7 if rank == 3 and fault == "raise" else None, fault=fault)
+    options = {"window": 7 if rank == 3 and fault == "window" else 6, "shard": "given", "timeout_s": 8}
+    with data.make_loader(samples, process_group=group, is_apart=True, **options) as loader:
         return len(read(loader, 1 if rank == 3 and fault == "leave" else None))
 
 
@@ -535,25 +470,24 @@ def test_ranks_are_named_by_the_job_and_by_their_group() -> None:
         assert results[2].rank == 1
 
 
-def wait_in_the_second_half(rank: int) -> Any:
-    lines = listen()
-    group = dist.new_group([2, 3])
-    if rank < 2:
-        return []
-    with make_loader(shard="given", process_group=group, is_apart=True, timeout_s=4) as loader:
-        if rank == 3:
-            time.sleep(2.5)
-        epoch = iter(loader)
-        next(epoch)
-        if rank == 3:
-            time.sleep(2.5)
-        for _ in epoch:
-            pass
-    return lines
-
-
 def test_a_rank_that_is_waited_for_is_named_by_the_job() -> None:
     """Two ranks of four were told of ranks 0 and 1 before, which read nothing."""
+
+    def wait_in_the_second_half(rank: int) -> list[str]:
+        lines = listen()
+        group = dist.new_group([2, 3])
+        if rank < 2:
+            return []
+        with make_loader(shard="given", process_group=group, is_apart=True, timeout_s=4) as loader:
+            if rank == 3:
+                time.sleep(2.5)
+            epoch = iter(loader)
+            next(epoch)
+            if rank == 3:
+                time.sleep(2.5)
+            list(epoch)
+        return lines
+
     found = run_ranks(4, wait_in_the_second_half)[2]
     whom = r"rank 2 \(rank 0 of its group\) waits for rank 3 \(rank 1 of its group\), which "
     assert [line for line in found.value if re.search(whom + "has not started its loader", line)], found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -23,7 +24,7 @@ from odb_ref.torch import JobError, ODBDataLoader, UsageError
 from odb_ref.torch.exchange.identity import is_same, list_facts
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate, make_sample
-from tests.torch.ranks import Result, get_values, run_each, run_ranks
+from tests.torch.ranks import Result, check_errors, get_values, run_each, run_ranks
 
 TIMEOUT_S = 6.0
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "timeout_s": TIMEOUT_S}
@@ -51,10 +52,8 @@ def find_line(function: Callable[..., Any]) -> str:
 
 def check_named(results: list[Result], *texts: str) -> None:
     """Checks that every rank raised in time, with each of the texts in its message."""
-    assert {result.error for result in results} == {"JobError"}, results
-    for result in results:
-        assert all(text in result.text for text in ("iterate over different loaders", *texts)), result.text
-        assert result.seconds < TIMEOUT_S, result
+    check_errors(results, "iterate over different loaders", *texts)
+    assert max(result.seconds for result in results) < TIMEOUT_S, results
 
 
 # Ranks in different loaders ----------------------------------------------------------------------------------------------
@@ -129,49 +128,34 @@ CROSSED: list[tuple[Callable[[int], Any], tuple[str, ...]]] = [
 ]
 
 
-def cross(rank: int, number: int) -> None:
-    CROSSED[number][0](rank)
-
-
 def test_ranks_that_begin_different_loaders_name_both() -> None:
     """Spec: R18, R18.1, R18.2."""
-    for (_, texts), results in zip(CROSSED, run_each(2, cross, ((n,) for n in range(len(CROSSED)))), strict=True):
+    found = run_each(2, lambda rank, function: function(rank), [(function,) for function, _ in CROSSED])
+    for (_, texts), results in zip(CROSSED, found, strict=True):
         check_named(results, *texts)
 
 
-def cross_with_a_new_one(rank: int) -> None:
-    first = make_first()
-    read(first)
-    read(first if rank == 0 else make_second())
-
-
 def test_a_rank_that_begins_a_new_loader_while_others_go_on_with_an_old_one_is_told() -> None:
-    check_named(run_ranks(3, cross_with_a_new_one), find_line(make_first), find_line(make_second))
+    """A new one of the same line is another too."""
 
+    def cross(rank: int, make_new: Callable[[], Any]) -> None:
+        first = make_first()
+        read(first)
+        read(first if rank == 0 else make_new())
 
-def cross_with_a_new_one_of_its_line(rank: int) -> None:
-    first = make_first()
-    read(first)
-    read(first if rank == 0 else make_first())
-
-
-def test_a_new_loader_of_the_same_line_is_another() -> None:
-    check_named(run_ranks(2, cross_with_a_new_one_of_its_line), find_line(make_first), "number 2 of these")
-
-
-def overlap(rank: int) -> None:
-    pair = dist.new_group([0, 1])
-    read(make_first(process_group=pair, is_apart=True, timeout_s=2) if rank == 0 else make_second(timeout_s=2))
+    check_named(run_ranks(3, cross, make_second), find_line(make_first), find_line(make_second))
+    check_named(run_ranks(2, cross, make_first), find_line(make_first), "number 2 of these")
 
 
 def test_ranks_that_begin_loaders_of_other_ranks_say_where_the_missing_one_waits() -> None:
+    def overlap(rank: int) -> None:
+        pair = dist.new_group([0, 1])
+        read(make_first(process_group=pair, is_apart=True, timeout_s=2) if rank == 0 else make_second(timeout_s=2))
+
     results = run_ranks(3, overlap)
-    assert {result.error for result in results} == {"JobError"}, results
-    assert re.search(rf"rank 0 has not \(it (waits in|has given up) .*{find_line(make_first)}", results[1].text), (
-        results[1]
-    )
-    for result in results:
-        assert find_line(make_second) in result.text
+    check_errors(results, find_line(make_second))
+    where = rf"rank 0 has not \(it (waits in|has given up) .*{find_line(make_first)}"
+    assert re.search(where, results[1].text), results[1]
 
 
 # Loaders of one line -----------------------------------------------------------------------------------------------------
@@ -256,12 +240,11 @@ def test_ranks_that_begin_loaders_of_one_line_in_another_order_are_told() -> Non
             assert re.search(message, result.text) or re.search(backwards, result.text), result
 
 
-def give_one_name_to_two(rank: int) -> None:
-    loaders = [make_of_one_line("common", start, rank, "train") for start in (0, 100)]
-    read(loaders[0])
-
-
 def test_two_loaders_that_nothing_tells_apart_need_names_of_their_own() -> None:
+    def give_one_name_to_two(rank: int) -> None:
+        loaders = [make_of_one_line("common", start, rank, "train") for start in (0, 100)]
+        read(loaders[0])
+
     nameless = run_each(2, begin_in_another_order, [("hidden", False, is_same) for is_same in (True, False)])
     (of_one_name,) = run_each(2, give_one_name_to_two, [()])
     message = r"two loaders .* other ranks cannot tell .* Give each its own Protocol\(name="
@@ -307,19 +290,10 @@ class Local(Numbers):
         self._read = rank
 
 
-def read_apart(rank: int, how: str) -> list[int]:
-    match how:
-        case "type":
-            return read_other_type(rank, "given")
-        case "name":
-            return read_local(rank, Elsewhere, "train")
-        case _:
-            return read_local(rank, Local)
-
-
 def test_what_differs_between_ranks_of_one_data_set_can_be_said() -> None:
     """If each rank gets its own data set, one may read the rest with code of its own."""
-    for results in run_each(2, read_apart, [("type",), ("name",), ("ranks",)]):
+    cases = [(read_other_type, "given"), (read_local, Elsewhere, "train"), (read_local, Local)]
+    for results in run_each(2, lambda rank, read_own, *args: read_own(rank, *args), cases):
         first, second = get_values(results)
         assert sorted(first + second) == list(range(24))
 
@@ -406,26 +380,25 @@ def test_what_cannot_be_compared_to_the_last_is_not_the_same() -> None:
 # Ranks in the same loaders -----------------------------------------------------------------------------------------------
 
 
-def interleave(rank: int) -> list[list[int]]:
-    """Returns what new loaders read one after another. Loaders beside each other read the same."""
-    alone = read(make_first()), read(make_second())
-    first, second = make_first(), make_second()
-    steps = zip(first.steps(), second.steps(), strict=True)
-    pairs = [(one["numbers"], other["numbers"]) for (one, _), (other, _) in steps]
-    assert tuple(list(itertools.chain(*numbers)) for numbers in zip(*pairs, strict=True)) == alone
-    outer = []
-    for batch, _ in make_first().steps():
-        outer += batch["numbers"]
-        inner = make_second()
-        assert read(inner) == alone[1]
-        inner.close()
-    assert outer == alone[0]
-    swapped = [make_second(), make_first()] if rank else [make_first(), make_second()][::-1]
-    assert tuple(map(read, swapped)) == alone[::-1]
-    return [alone[0], *(read(make(epoch)) for epoch in range(1, 3))]
-
-
 def test_interleaved_nested_and_new_loaders_go_on_to_work() -> None:
+    def interleave(rank: int) -> list[list[int]]:
+        """Returns what new loaders read one after another. Loaders beside each other read the same."""
+        alone = read(make_first()), read(make_second())
+        first, second = make_first(), make_second()
+        steps = zip(first.steps(), second.steps(), strict=True)
+        pairs = [(one["numbers"], other["numbers"]) for (one, _), (other, _) in steps]
+        assert tuple(list(itertools.chain(*numbers)) for numbers in zip(*pairs, strict=True)) == alone
+        outer = []
+        for batch, _ in make_first().steps():
+            outer += batch["numbers"]
+            inner = make_second()
+            assert read(inner) == alone[1]
+            inner.close()
+        assert outer == alone[0]
+        swapped = [make_second(), make_first()] if rank else [make_first(), make_second()][::-1]
+        assert tuple(map(read, swapped)) == alone[::-1]
+        return [alone[0], *(read(make(epoch)) for epoch in range(1, 3))]
+
     values = get_values(run_ranks(2, interleave))
     for epoch, shards in enumerate(zip(*values, strict=True)):
         assert sorted(number for shard in shards for number in shard) == list(range(epoch, epoch + 24))
@@ -439,93 +412,86 @@ def join(rank: int, store: Path) -> None:
     dist.barrier()  # a rank with nothing more to do may end before the other has connected
 
 
-def begin_anew(rank: int, store: Path) -> Any:
-    found = []
-    old = make_first()
-    for generation in range(3):
-        found.append(read(make()))
-        read(make_second())
-        if generation == 0:
-            read(old)
-        dist.barrier()
-        dist.destroy_process_group()
-        join(rank, Path(f"{store}-{generation}"))
-    with pytest.raises(UsageError, match=rf"{find_line(make_first)} is stale"):
-        next(iter(old))
-    return found
-
-
 def test_a_process_group_that_is_made_anew_is_a_new_generation(tmp_path: Path) -> None:
     """Spec: R18.3."""
-    values = get_values(run_ranks(2, begin_anew, tmp_path / "store"))
+
+    def begin_anew(rank: int) -> Any:
+        found = []
+        old = make_first()
+        for generation in range(3):
+            found.append(read(make()))
+            read(make_second())
+            if generation == 0:
+                read(old)
+            dist.barrier()
+            dist.destroy_process_group()
+            join(rank, tmp_path / f"store-{generation}")
+        with pytest.raises(UsageError, match=rf"{find_line(make_first)} is stale"):
+            next(iter(old))
+        return found
+
+    values = get_values(run_ranks(2, begin_anew))
     for shards in zip(*values, strict=True):
         assert sorted(number for shard in shards for number in shard) == list(range(24))
 
 
-def come_later(pipe: Any, store: Path) -> None:
-    """A process that has had no loader yet."""
-    join(1, store)
-    pipe.send(read(make_second()))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def lose_rank_1(rank: int, store: Path) -> list[int]:
-    for _ in range(2):
-        read(make_second())
-    dist.barrier()
-    dist.destroy_process_group()
-    if rank == 1:
-        return []
-    join(0, store)
-    found = read(make_second())
-    dist.barrier()
-    return found
-
-
 def test_a_process_that_replaces_another_meets_the_survivors(tmp_path: Path) -> None:
-    """The survivors had two loaders of that line before it came."""
+    """The survivors had two loaders of that line before it came, which has had none yet."""
+
+    def come_later(pipe: Any) -> None:
+        join(1, tmp_path / "store")
+        pipe.send(read(make_second()))
+        dist.barrier()
+        dist.destroy_process_group()
+
+    def lose_rank_1(rank: int) -> list[int]:
+        for _ in range(2):
+            read(make_second())
+        dist.barrier()
+        dist.destroy_process_group()
+        if rank == 1:
+            return []
+        join(0, tmp_path / "store")
+        found = read(make_second())
+        dist.barrier()
+        return found
+
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    late = context.Process(target=come_later, args=(theirs, tmp_path / "store"))
+    late = context.Process(target=come_later, args=(theirs,))
     late.start()
-    results = run_ranks(2, lose_rank_1, tmp_path / "store")
+    results = run_ranks(2, lose_rank_1)
     assert ours.poll(20), results
     assert sorted(results[0].value + ours.recv()) == list(range(100, 124)), results
     late.join(20)
 
 
-def make_before(rank: int, folder: Path) -> list[Any]:
+def test_a_loader_keeps_to_the_process_group_that_it_began_under(tmp_path: Path) -> None:
     """A loader made before there is a group reads within it. One that has given a batch, or had another group, does not.
 
     One that had given a batch without a group used to read all samples on every rank. One of an earlier group used to
     wait for ranks that were gone.
     """
-    found: list[Any] = []
-    for how in ("", "peek", "again"):
-        dist.destroy_process_group()
-        loader = make()
-        if how == "peek":
-            next(iter(loader))
-        join(rank, folder / f"store-{how}")
-        if how == "again":
-            read(loader)
-            dist.barrier()
+
+    def make_before(rank: int) -> list[int]:
+        for how in ("peek", "again", ""):
             dist.destroy_process_group()
-            join(rank, folder / "store-2")
-        try:
-            found.append(read(loader))
-        except UsageError as error:
-            found.append(str(error))
-        dist.barrier()
-    return found
+            loader = make()
+            if how == "peek":
+                next(iter(loader))
+            join(rank, tmp_path / f"store-{how}")
+            if how == "again":
+                read(loader)
+                dist.barrier()
+                dist.destroy_process_group()
+                join(rank, tmp_path / "store-2")
+            with pytest.raises(UsageError, match="is stale") if how else contextlib.nullcontext():
+                found = read(loader)
+            dist.barrier()
+        return found
 
-
-def test_a_loader_keeps_to_the_process_group_that_it_began_under(tmp_path: Path) -> None:
-    values = get_values(run_ranks(2, make_before, tmp_path))
-    assert sorted(values[0][0] + values[1][0]) == list(range(24))
-    for _, *refused in values:
-        assert all("is stale" in text for text in refused), refused
+    first, second = get_values(run_ranks(2, make_before))
+    assert sorted(first + second) == list(range(24))
 
 
 def begin_anew_over_one_store(rank: int, folder: Path) -> Any:
@@ -556,25 +522,25 @@ def test_generations_may_have_one_store(tmp_path: Path) -> None:
     assert "not every rank has started" in second[1]
 
 
-def die_while_waiting(rank: int, folder: Path) -> Any:
-    """Messages of a killed process do not count for its successor, whatever loader it is in."""
-    shared = dist.FileStore(str(folder / "shared"), 2)
-    dist.ProcessGroup.get_group_store = lambda group: shared
-    if (child := os.fork()) == 0:
-        if rank == 0:
-            make_second(timeout_s=30).__iter__()
-        os._exit(0)
-    while rank == 0 and not shared.check(["odb_ref/begun/0"]):
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    dist.barrier()  # a successor that begins while the other's child lives may meet it
-    return sorted(read(make_first()))
-
-
 def test_what_a_killed_process_has_said_is_not_taken_for_its_successors(tmp_path: Path) -> None:
-    first, second = run_ranks(2, die_while_waiting, tmp_path)
-    assert sorted(first.value + second.value) == list(range(24)), (first, second)
+    """It does not count for a successor, whatever loader that is in."""
+
+    def die_while_waiting(rank: int) -> list[int]:
+        shared = dist.FileStore(str(tmp_path / "shared"), 2)
+        dist.ProcessGroup.get_group_store = lambda group: shared
+        if (child := os.fork()) == 0:
+            if rank == 0:
+                make_second(timeout_s=30).__iter__()
+            os._exit(0)
+        while rank == 0 and not shared.check(["odb_ref/begun/0"]):
+            time.sleep(0.01)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        dist.barrier()  # a successor that begins while the other's child lives may meet it
+        return read(make_first())
+
+    first, second = get_values(run_ranks(2, die_while_waiting))
+    assert sorted(first + second) == list(range(24))
 
 
 # Where a loader is made --------------------------------------------------------------------------------------------------

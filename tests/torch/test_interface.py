@@ -6,17 +6,15 @@ import contextlib
 import os
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
-from odb_ref import Batching, Faults, ODBDataLoader
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.exchange import interface
 from odb_ref.torch.exchange.interface import choose_address, find_master, list_ports
 from odb_ref.torch.exchange.listener import Listener
-from tests.torch.data import Numbers, collate
+from tests.torch.data import make_loader
 from tests.torch.ranks import get_values, run_ranks
 
 SECRET = bytes(16)
@@ -28,43 +26,31 @@ def _without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture
-def sources(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Returns the address from which this host would send to each target. The host has no other addresses."""
-    known: dict[str, str] = {}
-    monkeypatch.setattr(interface, "_find_source_of", lambda target: known.get(target, ""))
-    monkeypatch.setattr(interface, "_find_addresses_of_host", list)
-    return known
-
-
 def test_a_master_that_is_this_host_alone_is_reached_by_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("127.0.0.1", "localhost"):
         monkeypatch.setenv("MASTER_ADDR", name)
         assert choose_address(HashStore()) in ("127.0.0.1", "::1")
 
 
-def test_the_interface_is_the_one_that_reaches_the_master(
-    monkeypatch: pytest.MonkeyPatch, sources: dict[str, str]
+@pytest.mark.parametrize(
+    ("sources", "of_host", "address"),
+    [
+        ({"node0": "10.1.0.7", interface._ELSEWHERE: "192.168.1.7"}, [], "10.1.0.7"),
+        # Debian writes a name of loopback for the host itself into /etc/hosts.
+        ({"node0": "127.0.1.1", interface._ELSEWHERE: "192.168.1.7"}, [], "192.168.1.7"),
+        ({"node0": "127.0.1.1"}, ["fe80::1%eth0", "10.1.0.7"], "10.1.0.7"),
+        ({}, [], "127.0.0.1"),
+    ],
+    ids=["that reaches the master", "that others reach", "of this host", "loopback"],
+)
+def test_the_address_is_the_first_that_others_can_reach(
+    sources: dict[str, str], of_host: list[str], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """``sources`` is the address from which this host would send to each target."""
     monkeypatch.setenv("MASTER_ADDR", "node0")
-    sources |= {"node0": "10.1.0.7", interface._ELSEWHERE: "192.168.1.7"}
-    assert choose_address(HashStore()) == "10.1.0.7"
-
-
-def test_a_master_whose_own_name_is_of_loopback_takes_an_address_that_others_reach(
-    monkeypatch: pytest.MonkeyPatch, sources: dict[str, str]
-) -> None:
-    """Debian writes such a name into /etc/hosts."""
-    monkeypatch.setenv("MASTER_ADDR", "node0")
-    sources |= {"node0": "127.0.1.1", interface._ELSEWHERE: "192.168.1.7"}
-    assert choose_address(HashStore()) == "192.168.1.7"
-    monkeypatch.setattr(interface, "_find_addresses_of_host", lambda: ["fe80::1%eth0", "10.1.0.7"])
-    assert choose_address(HashStore()) == "10.1.0.7"
-
-
-def test_without_any_address_it_is_loopback(sources: dict[str, str]) -> None:
-    assert not sources
-    assert choose_address(HashStore()) == "127.0.0.1"
+    monkeypatch.setattr(interface, "_find_source_of", lambda target: sources.get(target, ""))
+    monkeypatch.setattr(interface, "_find_addresses_of_host", lambda: of_host)
+    assert choose_address(HashStore()) == address
 
 
 def test_the_store_knows_the_master() -> None:
@@ -75,10 +61,8 @@ def test_the_store_knows_the_master() -> None:
     assert find_master(HashStore()) == ""
 
 
-def test_the_interface_that_gloo_is_told_of_goes_first(
-    monkeypatch: pytest.MonkeyPatch, sources: dict[str, str]
-) -> None:
-    sources[interface._ELSEWHERE] = "192.168.1.7"
+def test_the_interface_that_gloo_is_told_of_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interface, "_find_source_of", lambda target: "192.168.1.7")
     monkeypatch.setenv(interface.INTERFACE_VARIABLE, " lo")
     assert choose_address(HashStore()) == "127.0.0.1"
 
@@ -91,14 +75,12 @@ def test_an_interface_that_is_not_there_is_named(names: str, monkeypatch: pytest
         choose_address(HashStore())
 
 
-def listen_at(rank: int, names: tuple[str, str]) -> None:
-    os.environ[interface.INTERFACE_VARIABLE] = names[rank]
-    options = {"token_budget": 60, "collate_fn": collate, "faults": Faults(timeout_s=1.5)}
-    next(iter(ODBDataLoader(Numbers(0, 9), **options)))  # type: ignore[arg-type]
-
-
 def test_a_rank_without_the_interface_says_so_and_the_others_name_it() -> None:
-    first, second = run_ranks(2, listen_at, ("lo", "none0"))
+    def listen_at(rank: int) -> None:
+        os.environ[interface.INTERFACE_VARIABLE] = ("lo", "none0")[rank]
+        next(iter(make_loader(timeout_s=1.5)))
+
+    first, second = run_ranks(2, listen_at)
     assert (second.error, "names 'none0'" in second.text) == ("UsageError", True), second
     assert (first.error, "rank 1 has not" in first.text) == ("JobError", True), first
 
@@ -141,23 +123,15 @@ def list_listening() -> set[tuple[str, int]]:
     return {(address, int(port, 16)) for address, port in local}
 
 
-def read_on_ports(rank: int, first: int) -> Any:
-    os.environ[interface.PORTS_VARIABLE] = f"{first}-{first + 1}"
-    os.environ["MASTER_ADDR"] = "localhost"
-    dataset = Numbers(0, 20)
-    seen = set()
-    for _ in range(3):  # a port can be reused while connections made there before are open
-        loader = ODBDataLoader(
-            dataset, token_budget=60, collate_fn=collate, batching=Batching(window=8), faults=Faults(timeout_s=10)
-        )
-        steps = iter(loader)
-        next(steps)
-        seen.add(len(list(steps)))
-    return len(seen), [item for item in list_listening() if item[1] in (first, first + 1)], rank
-
-
 def test_loaders_one_after_another_get_on_with_a_port_for_each_process() -> None:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as probe:
         first = probe.getsockname()[1]
-    values = get_values(run_ranks(2, read_on_ports, first))
-    assert all(not value[1] for value in values), "once all have met, nothing listens"
+
+    def read_on_ports(rank: int) -> list[tuple[str, int]]:
+        os.environ[interface.PORTS_VARIABLE] = f"{first}-{first + 1}"
+        os.environ["MASTER_ADDR"] = "localhost"
+        for _ in range(3):  # a port can be reused while connections made there before are open
+            assert list(make_loader())
+        return [item for item in list_listening() if item[1] in (first, first + 1)]
+
+    assert get_values(run_ranks(2, read_on_ports)) == [[], []], "once all have met, nothing listens"

@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from odb_ref.torch import JobError, ODBDataLoader
+from odb_ref.torch import JobError
 from odb_ref.torch.reading.counting import LabelCheck, LabelError, count_supervised
 from odb_ref.torch.reading.measure import SupervisedCounter
 from odb_ref.torch.reading.tasks import SampleError, get_length
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate, make_sample, take_apart
-from tests.torch.ranks import run_ranks
+from tests.torch.data import Numbers, collate, make_loader, make_sample, take_apart
+from tests.torch.ranks import check_errors, run_ranks
 
-SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "timeout_s": 20}
 COUNT = 40
 
 
@@ -39,13 +37,12 @@ def drop(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 def read(collate_fn: Any, data: Any = None, **options: Any) -> list[str]:
     """Returns the warnings of two epochs."""
-    data = Numbers(0, COUNT) if data is None else data
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with ODBDataLoader(data, **nested(collate_fn=collate_fn, **(SETTINGS | options))) as loader:
-            for _ in range(2):
-                for _ in loader.steps():
-                    pass
+    with (
+        warnings.catch_warnings(record=True, action="always") as caught,
+        make_loader(data, collate_fn=collate_fn, **options) as loader,
+    ):
+        for _ in range(2):
+            list(loader.steps())
     return [str(item.message) for item in caught]
 
 
@@ -151,10 +148,9 @@ def test_samples_without_labels_that_a_function_counts_are_not_compared() -> Non
     data = [{"input_ids": torch.arange(1, 5)} for _ in range(COUNT)]
     for collate_fn in (stack, lambda samples: {"labels": torch.stack(stack(samples))}):
         with (
-            warnings.catch_warnings(),
-            ODBDataLoader(data, **nested(collate_fn=collate_fn, supervised_fn=get_length, **SETTINGS)) as loader,
+            warnings.catch_warnings(action="error"),
+            make_loader(data, collate_fn=collate_fn, supervised_fn=get_length) as loader,
         ):
-            warnings.simplefilter("error")
             assert sum(info.local_supervised for _, info in loader.steps()) == 4 * COUNT
 
 
@@ -175,35 +171,23 @@ def test_a_second_text_that_no_length_counts_is_warned_of(options: dict[str, Any
 
 
 def pad_labels(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    fields = {"input_ids": 0, "labels": -100}
-    return {
-        name: torch.nn.utils.rnn.pad_sequence(
-            [sample[name] for sample in samples], batch_first=True, padding_value=fill
-        )
-        for name, fill in fields.items()
-    }
+    return collate([sample | {"number": 0} for sample in samples])
 
 
 def test_labels_of_another_name_are_not_missed() -> None:
     def pad(samples: list[dict[str, Any]]) -> dict[str, Any]:
         starts = torch.tensor([sample["start_positions"] for sample in samples])
-        return {"input_ids": torch.stack([sample["input_ids"] for sample in samples]), "start_positions": starts}
+        return {"input_ids": torch.stack(stack(samples)), "start_positions": starts}
 
     data = [{"input_ids": torch.arange(1, 5), "start_positions": 2} for _ in range(9)]
-    with warnings.catch_warnings(), ODBDataLoader(data, **nested(collate_fn=pad, **SETTINGS)) as loader:
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"), make_loader(data, collate_fn=pad) as loader:
         assert sum(info.local_supervised for _, info in loader.steps()) == 9
-
-
-def read_masked(rank: int) -> None:
-    read(truncate if rank else collate, shard="given")
 
 
 def test_every_rank_says_whose_batches_carry_another_loss() -> None:
     """Spec: R4.7. Checks: WEIGHT, ABORT."""
-    for result in run_ranks(2, read_masked):
-        assert (result.error, result.rank) == ("JobError", 1)
-        assert "so its weight would be wrong" in result.text
+    results = run_ranks(2, lambda rank: read(truncate if rank else collate, shard="given"))
+    check_errors(results, "so its weight would be wrong", rank=1)
 
 
 LABELS = torch.tensor([[1, -100, 3, -100], [-100, 5, 6, 7]])
@@ -252,17 +236,15 @@ class PerToken(Numbers):
 
 def test_values_of_tokens_are_not_taken_for_values_of_samples() -> None:
     """Spec: R4.7. Checks: WEIGHT."""
-    for options in ({}, {"loss_scaling": "samples"}):
-        with ODBDataLoader(PerToken(0, COUNT), **nested(collate_fn=collate, **(SETTINGS | options))) as loader:
-            if options:
-                assert list(loader.steps())
-            else:
-                with pytest.raises(JobError, match=r"as if each token had one.* pass Loss\(supervised_fn=\)"):
-                    list(loader.steps())
+    with make_loader(PerToken(0, COUNT), loss_scaling="samples") as loader:
+        assert list(loader.steps())
+    said = r"as if each token had one.* pass Loss\(supervised_fn=\)"
+    with make_loader(PerToken(0, COUNT)) as loader, pytest.raises(JobError, match=said):
+        list(loader.steps())
 
 
 def test_a_loader_that_was_read_first_without_gradients_is_read_with_them() -> None:
-    with ODBDataLoader(Numbers(0, COUNT), **nested(collate_fn=collate, **SETTINGS)) as loader:
+    with make_loader() as loader:
         with torch.inference_mode():
             first = sum(info.local_samples for _, info in loader.steps())
         assert first == sum(info.local_samples for _, info in loader.steps()) == COUNT
@@ -346,10 +328,10 @@ def test_a_mask_of_any_kind_that_leaves_out_tokens_is_seen(kind: Any) -> None:
 def test_a_mask_that_leaves_out_tokens_and_makes_no_labels_is_not_passed_over(name: str) -> None:
     """Checks: WEIGHT."""
     for options, first in (({}, 1), ({"loss_scaling": "samples"}, 0), ({"supervised_fn": len}, 0)):
-        with ODBDataLoader(Masked(name, first), **nested(collate_fn=stack, **SETTINGS | options)) as loader:
+        with make_loader(Masked(name, first), collate_fn=stack, **options) as loader:
             assert sum(info.local_samples for _, info in loader.steps()) == COUNT
     with (
-        ODBDataLoader(Masked(name, 0), **nested(collate_fn=stack, **SETTINGS)) as loader,
+        make_loader(Masked(name, 0), collate_fn=stack) as loader,
         pytest.raises(JobError, match=rf"the {name} of some samples leaves out tokens.*Pass Loss\(supervised_fn=\)"),
     ):
         list(loader.steps())
@@ -358,12 +340,12 @@ def test_a_mask_that_leaves_out_tokens_and_makes_no_labels_is_not_passed_over(na
 def test_a_collate_fn_that_leaves_samples_out_is_warned_of() -> None:
     def leave_out(samples: list[dict[str, Any]]) -> dict[str, Any]:
         kept = samples[:-1] if len(samples) > 2 else samples
-        return {"input_ids": torch.stack([sample["input_ids"] for sample in kept])}
+        return {"input_ids": torch.stack(stack(kept))}
 
     data = [{"input_ids": torch.arange(1, 5)} for _ in range(COUNT)]
     for scaling in ("samples", "exact"):
         with (
-            ODBDataLoader(data, **nested(collate_fn=leave_out, scaling=scaling, **SETTINGS)) as loader,
+            make_loader(data, collate_fn=leave_out, scaling=scaling) as loader,
             pytest.warns(RuntimeWarning, match="fewer rows than samples"),
         ):
             assert sum(info.local_samples for _, info in loader.steps()) == COUNT

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -57,16 +56,18 @@ def pair() -> Iterator[tuple[Links, Links]]:
         links.close()
 
 
-def make_raw() -> Iterator[tuple[Links, socket.socket]]:
-    """Yields the links of rank 0, and the other end of the only one, to rank 1."""
+@contextlib.contextmanager
+def open_raw(peer: Endpoint | None = None, timeout_s: float = 5.0) -> Iterator[tuple[Links, socket.socket]]:
+    """Yields the links of rank 0, and the other end of the only one, to rank 1, of which ``peer`` tells."""
     one, other = socket.socketpair()
-    links = Links(0, {1: Link(1, one, None)}, 5.0)
-    yield links, other
-    other.close()
-    links.close()
+    with contextlib.closing(Links(0, {1: Link(1, one, peer)}, timeout_s)) as links, contextlib.closing(other):
+        yield links, other
 
 
-raw = pytest.fixture(make_raw)
+@pytest.fixture
+def raw() -> Iterator[tuple[Links, socket.socket]]:
+    with open_raw() as found:
+        yield found
 
 
 def find_end(links: Links, rank: int = 1) -> PeerLost:
@@ -110,7 +111,7 @@ def test_what_cannot_be_read_ends_the_exchange_and_names_who_sent_it() -> None:
         HEADER.pack(MessageKind.END, 1) + b"[",
     )
     with contextlib.ExitStack() as stack:
-        pairs = [stack.enter_context(contextlib.contextmanager(make_raw)()) for _ in sent]
+        pairs = [stack.enter_context(open_raw()) for _ in sent]
         for (_, other), data in zip(pairs, sent, strict=True):
             other.send(data)
         time.sleep(2 * links_module.HEARTBEAT_S)
@@ -229,17 +230,13 @@ def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone(monkeypatch: p
     assert read_status(2**22 + 1) is None
 
 
-def link_to_one_that_is_gone(timeout_s: float) -> tuple[Links, socket.socket]:
-    """Returns the links of rank 0, and the open end of its only one, to a process that does not exist."""
-    one, other = socket.socketpair()
-    gone = Endpoint(address="", port=0, secret="", host="h", pid=2**22 + 1, started=0)
-    return Links(0, {1: Link(1, one, gone)}, timeout_s), other
+GONE = Endpoint(address="", port=0, secret="", host="h", pid=2**22 + 1, started=0)
+"""A process that does not exist."""
 
 
 def test_what_a_rank_has_said_last_goes_before_that_its_process_is_gone() -> None:
     """A rank that was busy for long learns which rank was lost from one that has ended since."""
-    links, other = link_to_one_that_is_gone(5.0)
-    with contextlib.closing(links), contextlib.closing(other):
+    with open_raw(GONE) as (links, other):
         with links._reading:  # keeps every thread from reading
             payload = b'[2, "it fell", false]'
             other.send(HEADER.pack(MessageKind.END, len(payload)) + payload)
@@ -248,9 +245,8 @@ def test_what_a_rank_has_said_last_goes_before_that_its_process_is_gone() -> Non
 
 
 def test_a_process_that_is_gone_while_its_link_stays_open_is_found() -> None:
-    links, other = link_to_one_that_is_gone(60.0)
     began = time.monotonic()
-    with contextlib.closing(links), contextlib.closing(other):
+    with open_raw(GONE, 60.0) as (links, _):
         assert find_end(links) == PeerLost(1, links_module.GONE)
         assert time.monotonic() - began < 15  # two looks half a second apart, and not the timeout
 
@@ -382,15 +378,8 @@ def test_a_greeting_in_pieces_is_one() -> None:
 
 def meet(store: HashStore, rank: int, world_size: int, timeout_s: float, wait_s: float = 0.0) -> Links:
     time.sleep(wait_s)
-    with contextlib.closing(
-        _Meeting(
-            store,
-            PrefixStore("begun", store),
-            make_roster(rank, world_size),
-            IDENTITY,
-            timeout_s=timeout_s,
-        )
-    ) as meeting:
+    begun, roster = PrefixStore("begun", store), make_roster(rank, world_size)
+    with contextlib.closing(_Meeting(store, begun, roster, IDENTITY, timeout_s=timeout_s)) as meeting:
         return meeting.connect()
 
 
@@ -462,4 +451,3 @@ def test_fifty_exchanges_in_one_process_leave_nothing() -> None:
         time.sleep(0.02)
     assert threading.active_count() <= threads
     assert count_descriptors() <= before
-    assert Path("/proc/self/fd").exists()

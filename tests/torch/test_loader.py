@@ -6,25 +6,19 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterable
+from functools import partial
 from multiprocessing import util
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Sampler
 
 from odb_ref.torch import Batching, JobError, ODBDataLoader, UsageError
-from tests.helpers.options import nested
+from tests.torch import data
 from tests.torch.data import Numbers, collate, make_sample
 from tests.torch.ranks import get_values, run_each
 
-SETTINGS = {"token_budget": 60, "window": 16, "collate_fn": collate}
-
-
-def flatten(batches: Iterable[list[int]]) -> list[int]:
-    return [number for batch in batches for number in batch]
+make_loader = partial(data.make_loader, window=16)
 
 
 def read(loader: ODBDataLoader) -> list[list[int]]:
@@ -34,7 +28,7 @@ def read(loader: ODBDataLoader) -> list[list[int]]:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_sample_comes_exactly_once_and_no_batch_is_over_budget(num_workers: int) -> None:
-    with ODBDataLoader(Numbers(0, 100), **nested(num_workers=num_workers, **SETTINGS)) as loader:
+    with make_loader(Numbers(0, 100), num_workers=num_workers) as loader:
         numbers = []
         for batch, info in loader.steps():
             assert batch["input_ids"].numel() == info.padded_tokens <= 60
@@ -48,11 +42,9 @@ def test_every_sample_comes_exactly_once_and_no_batch_is_over_budget(num_workers
 
 def count_alike(rank: int, num_workers: int) -> tuple[dict[str, float], dict[str, float]]:
     """Returns the counters, and the same figures computed from the steps."""
-    infos = []
     shard = Numbers(100 * rank, 40 - 15 * rank)
-    with ODBDataLoader(shard, **nested(shard="given", num_workers=num_workers, **SETTINGS)) as loader:
-        for _, info in loader.steps():
-            infos.append(info)
+    with make_loader(shard, shard="given", num_workers=num_workers) as loader:
+        infos = [info for _, info in loader.steps()]
         found = loader.metrics()
     budgets = 60 * len(infos)
     real = sum(info.local_tokens for info in infos)
@@ -70,36 +62,16 @@ def count_alike(rank: int, num_workers: int) -> tuple[dict[str, float], dict[str
 
 def test_the_counters_are_the_sums_over_the_steps() -> None:
     for values in map(get_values, run_each(2, count_alike, [(0,), (1,)])):
-        check_counters(values)
-
-
-def check_counters(values: list[Any]) -> None:
-    for value in values:
-        found, expected = value
-        assert {name: found[name] for name in expected} == pytest.approx(expected)
-        assert min(found["odb/first_step_s"], found["odb/exchange_s"], found["odb/exchanges"]) > 0
-    assert values[0][0]["odb/efficiency"] == values[1][0]["odb/efficiency"]
-    assert values[1][0]["odb/idle_steps"] > 0
-
-
-def test_a_sampler_decides_what_is_read() -> None:
-    class Odd(Sampler):
-        def __iter__(self):
-            return iter(range(1, 40, 2))
-
-    with ODBDataLoader(Numbers(0, 40), **nested(sampler=Odd(), **SETTINGS)) as loader:
-        assert sorted(flatten(read(loader))) == list(range(1, 40, 2))
-
-
-def test_a_sample_over_the_budget_travels_alone() -> None:
-    with ODBDataLoader(Numbers(0, 20, bad=7, fault="long"), **nested(**SETTINGS)) as loader:
-        batches = read(loader)
-    assert [7] in batches
-    assert sorted(flatten(batches)) == list(range(20))
+        for found, expected in values:
+            assert {name: found[name] for name in expected} == pytest.approx(expected)
+            assert min(found["odb/first_step_s"], found["odb/exchange_s"], found["odb/exchanges"]) > 0
+        (first, _), (second, _) = values
+        assert first["odb/efficiency"] == second["odb/efficiency"]
+        assert second["odb/idle_steps"] > 0
 
 
 def test_quota_mode_stops_at_the_quota() -> None:
-    with ODBDataLoader(Numbers(0, 100), **nested(mode="quota", quota=30, **SETTINGS)) as loader:
+    with make_loader(Numbers(0, 100), mode="quota", quota=np.int64(30)) as loader:
         batches = read(loader)
     assert sum(map(len, batches[:-1])) < 30 <= sum(map(len, batches))
 
@@ -112,13 +84,13 @@ def test_a_length_function_and_a_custom_batch_type() -> None:
         for batch, info in loader.steps():
             assert info.local_samples == len(batch)
             batches.append(batch)
-    assert sorted(flatten(map(list, batches))) == sorted(texts)
+    assert sorted(text for batch in batches for text in batch) == sorted(texts)
 
 
 def test_the_old_names_of_steps_say_the_new_ones() -> None:
     with pytest.raises(ImportError, match=r"loader.steps\(\) now"):
         from odb_ref import pop_step_info  # type: ignore[attr-defined]  # noqa: F401
-    with ODBDataLoader(Numbers(0, 9), **nested(**SETTINGS)) as loader:
+    with make_loader(Numbers(0, 9)) as loader:
         _, info = next(loader.steps())
     for old, new in (("is_window_end", "is_update_end"), ("window_supervised", "update_supervised")):
         with pytest.raises(AttributeError, match=f"StepInfo.{old} is {new} now"):
@@ -128,17 +100,16 @@ def test_the_old_names_of_steps_say_the_new_ones() -> None:
 
 def test_a_loader_has_no_length() -> None:
     with pytest.raises(TypeError, match="no length"):
-        len(ODBDataLoader(Numbers(0, 9), **nested(**SETTINGS)))
+        len(make_loader())
 
 
 def test_a_bound_for_its_length_may_be_asked_for() -> None:
-    assert len(ODBDataLoader(Numbers(0, 40), **nested(len_bound="samples", **SETTINGS))) == 40
-    with ODBDataLoader(Numbers(0, 40), **nested(len_bound=50, **SETTINGS)) as loader:
+    assert len(make_loader(len_bound="samples")) == 40
+    with make_loader(len_bound=50) as loader:
         assert len(loader) == 50
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with warnings.catch_warnings(action="error"):
             steps = len(read(loader))
-    with ODBDataLoader(Numbers(0, 40), **nested(len_bound=steps - 1, **SETTINGS)) as loader:
+    with make_loader(len_bound=steps - 1) as loader:
         with pytest.warns(RuntimeWarning, match=f"epoch 0 has more than the {steps - 1} steps of len_bound") as caught:
             assert len(read(loader)) == steps
         assert len(caught) == 1
@@ -188,6 +159,17 @@ def test_a_bound_for_its_length_may_be_asked_for() -> None:
         ({"worker_init_fn": 1, "num_workers": 1}, "worker_init_fn must be a function"),
         ({"transport": "carrier"}, "unknown transport 'carrier'; choose from gather, reduce"),
         ({"len_bound": 2.5}, "len_bound must be an integer"),
+        # Beyond what can be exchanged, and of other types.
+        ({"window": 2**62}, "window must be at most 4611686018427387903"),
+        ({"token_budget": 10**30}, "token_budget must be at most"),
+        ({"seed": 2**64}, "seed must be at most"),
+        ({"num_workers": 10**6}, "num_workers must be at most 65536"),
+        ({"num_workers": 1, "prefetch_factor": 2**40}, "prefetch_factor must be at most"),
+        ({"window": np.array([1, 2])}, "window must be an integer"),
+        ({"window": torch.tensor(1.5)}, "window must be an integer"),
+        ({"timeout": 3}, "timeout needs num_workers of at least 1"),
+        ({"shuffle": "no"}, "shuffle must be True or False"),
+        ({"trainer_divides_loss": 1}, "is_divided_by_trainer must be True or False"),
         # Batches and their costs.
         ({"layout": "rows"}, "layout must be one of padded, packed, got 'rows'"),
         *(({"cost": cost}, "cost") for cost in ("attention", "attention/0", lambda tokens: -tokens, 5)),
@@ -202,7 +184,6 @@ def test_a_bound_for_its_length_may_be_asked_for() -> None:
         ({"cost_fn": len, "limits": [3, 0]}, r"limits\[1\] must be at least 1, got 0"),
         ({"cost_fn": len, "limits": [2.5]}, r"limits\[0\] must be"),
         # What happens to a step, and to a sample.
-        ({"on_idle": "skip"}, "on_idle"),
         ({"on_bad_sample": "skip"}, "on_bad_sample"),
         ({"on_bad_sample": "quarantine", "max_bad_samples": -1}, "max_bad_samples"),
         ({"on_bad_sample": "quarantine", "max_bad_samples": 1.5}, "max_bad_samples"),
@@ -216,7 +197,7 @@ def test_a_bound_for_its_length_may_be_asked_for() -> None:
 )
 def test_misuse_is_refused_at_once(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        ODBDataLoader(Numbers(0, 9), **nested(**(SETTINGS | options)))
+        make_loader(**options)
 
 
 def crash_at_the_end(worker_id: int) -> None:
@@ -224,9 +205,8 @@ def crash_at_the_end(worker_id: int) -> None:
 
 
 def test_a_worker_that_crashes_when_all_is_read_takes_nothing_with_it() -> None:
-    options = SETTINGS | {"num_workers": 1, "worker_init_fn": crash_at_the_end}
     found: list[int] = []
-    with ODBDataLoader(Numbers(0, 50), **nested(**options)) as loader:
+    with make_loader(Numbers(0, 50), num_workers=1, worker_init_fn=crash_at_the_end) as loader:
         for batch in loader:
             found += batch["numbers"]
             time.sleep(0.1)  # long enough for a check of the workers
@@ -235,17 +215,15 @@ def test_a_worker_that_crashes_when_all_is_read_takes_nothing_with_it() -> None:
 
 @pytest.mark.parametrize("length", [0, -1, 1.5, None, "7", True])
 def test_nonsense_from_length_fn_ends_the_epoch_with_its_cause(length: object) -> None:
-    options = SETTINGS | {"length_fn": lambda sample: length}
     with (
-        ODBDataLoader(Numbers(0, 9), **nested(**options)) as loader,
+        make_loader(Numbers(0, 9), length_fn=lambda sample: length) as loader,
         pytest.raises(JobError, match=f"the length of a sample is {length!r}"),
     ):
         read(loader)
 
 
 def test_steps_are_the_batches_with_what_belongs_to_them() -> None:
-    options: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": collate, "shuffle": True}
-    with ODBDataLoader(Numbers(0, 60), **nested(**options)) as loader:
+    with make_loader(Numbers(0, 60), shuffle=True) as loader:
         found = [batch["numbers"] for batch, _ in loader.steps()]
         loader.set_epoch(0)
         assert [batch["numbers"] for batch in loader] == found
@@ -262,13 +240,13 @@ def test_dropping_the_steps_leaves_the_epoch() -> None:
 
 
 def test_epoch_and_seed_are_integers_of_any_library() -> None:
-    with ODBDataLoader(Numbers(0, 20), **nested(shuffle=True, seed=np.int64(7), **SETTINGS)) as loader:
+    with make_loader(Numbers(0, 20), shuffle=True, seed=np.int64(7)) as loader:
         loader.set_epoch(np.int64(3))
         found = read(loader)
         assert json.dumps(loader.state_dict())
         for wrong in (1.0, -1, None):
             with pytest.raises(UsageError, match="epoch must be"):
                 loader.set_epoch(wrong)  # type: ignore[arg-type]
-    with ODBDataLoader(Numbers(0, 20), **nested(shuffle=True, seed=7, **SETTINGS)) as loader:
+    with make_loader(Numbers(0, 20), shuffle=True, seed=7) as loader:
         loader.set_epoch(3)
         assert read(loader) == found

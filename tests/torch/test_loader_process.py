@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from odb_ref.core.errors import RuleError
 from odb_ref.core.events import Agreed, Counted, PeerLost, Reported, Urged
 from odb_ref.core.offer import Offer
 from odb_ref.core.types import StepCounts
-from odb_ref.torch import JobError, ODBDataLoader
+from odb_ref.torch import JobError
 from odb_ref.torch.epoch import driver as epoch_driver
 from odb_ref.torch.epoch.delivery import Delivery
 from odb_ref.torch.epoch.driver import EpochDriver
@@ -39,12 +40,12 @@ from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener
 from odb_ref.torch.workers import process as loader_process
 from odb_ref.torch.workers import serving
 from odb_ref.trace.reading import read_trace
-from tests.helpers.options import nested
 from tests.helpers.world import make_offer
-from tests.torch.data import Numbers, collate
+from tests.torch import data
+from tests.torch.data import Numbers, collate, read_numbers
 from tests.torch.ranks import run_each
 
-SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": collate}
+make_loader = partial(data.make_loader, Numbers(0, 60), window=16)
 CONFIG = Config(rank=0, world_size=2, budget_tokens=60, window_samples=16, ramp_rounds=0)
 
 
@@ -66,8 +67,8 @@ class Telling:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_machine_is_in_the_training_process(tmp_path: Path, num_workers: int) -> None:
     path = tmp_path / "pid"
-    with ODBDataLoader(Numbers(0, 60), **nested(policy=Telling(path), num_workers=num_workers, **SETTINGS)) as loader:
-        assert sum(len(batch["numbers"]) for batch in loader) == 60
+    with make_loader(policy=Telling(path), num_workers=num_workers) as loader:
+        assert len(read_numbers(loader)) == 60
     assert int(path.read_text()) == os.getpid()
 
 
@@ -84,7 +85,7 @@ class Failing:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_rule_that_raises_ends_the_epoch_and_is_told(num_workers: int) -> None:
     with (
-        ODBDataLoader(Numbers(0, 60), **nested(policy=Failing(), num_workers=num_workers, **SETTINGS)) as loader,
+        make_loader(policy=Failing(), num_workers=num_workers) as loader,
         pytest.raises(RuleError, match="rule 'failing' raised KeyError") as caught,
     ):
         list(loader)
@@ -98,7 +99,7 @@ def test_a_rule_that_raises_ends_the_epoch_and_is_told(num_workers: int) -> None
 def test_a_trace_is_complete_when_the_epoch_is_and_its_times_are_the_trainers(tmp_path: Path, num_workers: int) -> None:
     path = tmp_path / "run.ndjson"
     asked_s, got_s = [], []
-    with ODBDataLoader(Numbers(0, 100), **nested(num_workers=num_workers, trace=path, **SETTINGS)) as loader:
+    with make_loader(num_workers=num_workers, trace=path) as loader:
         batches = iter(loader)
         while True:
             asked_s.append(time.monotonic())
@@ -107,11 +108,7 @@ def test_a_trace_is_complete_when_the_epoch_is_and_its_times_are_the_trainers(tm
             got_s.append(time.monotonic())
             time.sleep(0.01)
         _, records = read_trace(path)
-        taken_s = [
-            record.time_s or 0.0
-            for record in records
-            if record.event is not None and record.event["kind"] == "step_taken"
-        ]
+        taken_s = [record.time_s or 0.0 for record in records if (record.event or {}).get("kind") == "step_taken"]
     assert len(taken_s) == len(got_s) > 5
     # Wherever the trace's clock starts, each step was taken between the request and the answer.
     latest = min(got - taken for got, taken in zip(got_s, taken_s, strict=True))
@@ -127,10 +124,7 @@ class Unsendable:
 
 def test_a_batch_that_cannot_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "pack", lambda batch: Unsendable())
-    with (
-        ODBDataLoader(Numbers(0, 60), **nested(num_workers=1, **SETTINGS)) as loader,
-        pytest.raises(JobError, match="no space left"),
-    ):
+    with make_loader(num_workers=1) as loader, pytest.raises(JobError, match="no space left"):
         list(loader)
 
 
@@ -138,8 +132,7 @@ def test_a_batch_that_cannot_be_rebuilt_is_named(monkeypatch: pytest.MonkeyPatch
     def fail(batch: object) -> object:
         raise RuntimeError("cannot map the file")
 
-    loader = ODBDataLoader(Numbers(0, 60), **nested(num_workers=1, **SETTINGS))
-    with loader, pytest.raises(JobError, match="cannot map the file"):
+    with make_loader(num_workers=1) as loader, pytest.raises(JobError, match="cannot map the file"):
         batches = iter(loader)
         monkeypatch.setattr(epoch_driver, "unpack", fail)
         list(batches)
@@ -148,7 +141,7 @@ def test_a_batch_that_cannot_be_rebuilt_is_named(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("is_present", [False, True])
 def test_the_end_of_a_process_that_was_given_up_does_not_concern_the_next(*, is_present: bool) -> None:
     """The soak found this: on a busy machine its end was noticed late."""
-    with ODBDataLoader(Numbers(0, 60), **nested(num_workers=1, **SETTINGS)) as loader:
+    with make_loader(num_workers=1) as loader:
         batches = iter(loader)
         service: Any = loader._session._service
         service._lose("it was killed", EOFError(), service._pipe if is_present else object())
@@ -157,42 +150,41 @@ def test_the_end_of_a_process_that_was_given_up_does_not_concern_the_next(*, is_
 
 
 def test_a_loader_process_killed_between_two_epochs_is_replaced() -> None:
-    with ODBDataLoader(Numbers(0, 60), **nested(num_workers=1, persistent_workers=True, **SETTINGS)) as loader:
+    with make_loader(num_workers=1, persistent_workers=True) as loader:
         for _ in range(2):
-            assert sum(len(batch["numbers"]) for batch in loader) == 60
+            assert len(read_numbers(loader)) == 60
             for process in multiprocessing.active_children():
-                assert process.pid is not None
-                os.kill(process.pid, signal.SIGKILL)
+                process.kill()
                 process.join()
 
 
 def test_a_killed_loader_process_ends_an_epoch_alone_too() -> None:
-    with ODBDataLoader(Numbers(0, 400), **nested(num_workers=1, **SETTINGS)) as loader:
+    with data.make_loader(Numbers(0, 400), num_workers=1) as loader:
         with pytest.raises(JobError, match=r"rank 0 failed: the loader process exited unexpectedly"):
-            for _, info in loader.steps():
-                if info.step == 3:
-                    for process in multiprocessing.active_children():
-                        process.kill()
+            signal_at_step_3(loader, signal.SIGKILL)
         # And the next epoch has a new one.
-        assert sum(len(batch["numbers"]) for batch in loader) == 400
+        assert len(read_numbers(loader)) == 400
 
 
 def test_a_loader_process_that_is_stopped_is_taken_for_lost() -> None:
-    loader = ODBDataLoader(Numbers(0, 4000), **nested(num_workers=1, loader_timeout_s=1.5, **SETTINGS))
+    loader = data.make_loader(Numbers(0, 4000), num_workers=1, loader_timeout_s=1.5)
     with loader, pytest.raises(JobError, match=r"rank 0 failed: the loader process has been stopped for 1.5 s"):
-        for _, info in loader.steps():
-            if info.step == 3:
-                for process in multiprocessing.active_children():
-                    assert process.pid is not None
-                    os.kill(process.pid, signal.SIGSTOP)
+        signal_at_step_3(loader, signal.SIGSTOP)
     assert not multiprocessing.active_children()
+
+
+def signal_at_step_3(loader: Any, number: signal.Signals) -> None:
+    for _, info in loader.steps():
+        if info.step == 3:
+            (process,) = multiprocessing.active_children()
+            os.kill(process.pid or 0, number)
 
 
 def read_with_one_stopped(rank: int, num_workers: int, which: int, method: str) -> None:
     """Rank 1 stops one of its loader's processes before it has read everything."""
-    options = SETTINGS | {"num_workers": num_workers, "multiprocessing_context": method, "shard": "given"}
+    options = {"num_workers": num_workers, "multiprocessing_context": method, "shard": "given"}
     options |= {"collate_fn": collate_slowly, "loader_timeout_s": 1.0}
-    with ODBDataLoader(Numbers(0, 4000), **nested(**options)) as loader:
+    with data.make_loader(Numbers(0, 4000), window=16, **options) as loader:
         for _, info in loader.steps():
             if rank == 1 and info.step == 3:
                 (process,) = multiprocessing.active_children()
@@ -216,11 +208,10 @@ def test_a_worker_that_is_stopped_ends_every_rank(cases: list[tuple[int, int, st
 
 @pytest.mark.deep
 def test_a_worker_that_is_stopped_between_two_epochs_is_replaced() -> None:
-    settings = SETTINGS | {"num_workers": 1, "persistent_workers": True, "loader_timeout_s": 1.0}
-    with ODBDataLoader(Numbers(0, 200), **nested(**settings)) as loader:
+    with make_loader(num_workers=1, persistent_workers=True, loader_timeout_s=1.0) as loader:
         collates: set[int] = set()
         for _ in range(2):
-            assert sum(len(batch["numbers"]) for batch in loader) == 200
+            assert len(read_numbers(loader)) == 60
             (process,) = multiprocessing.active_children()
             worker, *others = sorted(set(find_children(process.pid or 0)) - collates)
             collates |= {*others}  # the one begun second
@@ -229,7 +220,7 @@ def test_a_worker_that_is_stopped_between_two_epochs_is_replaced() -> None:
             while read_status(worker) is not None:  # killed, and waited for
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-        assert sum(len(batch["numbers"]) for batch in loader) == 200
+        assert len(read_numbers(loader)) == 60
 
 
 # The driver by itself ----------------------------------------------------------------------------------------------------
@@ -394,9 +385,9 @@ def test_half_an_event_ends_the_exchange(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def close_too_early(rank: int, num_workers: int) -> None:
     """Rank 1 is slow to read. Rank 0 leaves in the meantime, without waiting until rank 1 can know."""
-    data = Numbers(0, 4000, bad=60 if rank == 1 else None, fault="slow")
-    settings = SETTINGS | {"ramp_rounds": 0, "depth": 1000, "shard": "given", "timeout_s": 15}
-    loader = ODBDataLoader(data, **nested(num_workers=num_workers, **settings))
+    samples = Numbers(0, 4000, bad=60 if rank == 1 else None, fault="slow")
+    options = {"window": 16, "ramp_rounds": 0, "depth": 1000, "shard": "given", "timeout_s": 15}
+    loader = data.make_loader(samples, num_workers=num_workers, **options)
     try:
         for step, _ in enumerate(loader):
             if rank == 0 and step == 2:
@@ -419,10 +410,7 @@ def test_one_that_does_not_wait_until_the_others_know_is_named_all_the_same() ->
 def test_leaving_while_steps_are_skipped_is_a_stop() -> None:
     """Checks: STOP. Steps trained on before the state was saved are not taken again once the consumer has left."""
 
-    def make() -> ODBDataLoader:
-        settings = SETTINGS | {"window": 2000, "ramp_rounds": 0, "depth": 1}
-        return ODBDataLoader(Numbers(0, 5000), **nested(num_workers=1, **settings))
-
+    make = partial(data.make_loader, Numbers(0, 5000), num_workers=1, window=2000, ramp_rounds=0, depth=1)
     with make() as loader:
         batches = iter(loader)
         for _ in range(400):
@@ -443,8 +431,7 @@ def test_leaving_while_steps_are_skipped_is_a_stop() -> None:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_belongs_to_an_epoch_that_is_over_does_not_reach_the_next(tmp_path: Path, num_workers: int) -> None:
     trace = tmp_path / "run-{epoch}.ndjson"
-    options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": bool(num_workers)}
-    with ODBDataLoader(Numbers(0, 300), **nested(trace=trace, **options, **SETTINGS)) as loader:
+    with make_loader(trace=trace, num_workers=num_workers, persistent_workers=bool(num_workers)) as loader:
         first = iter(loader)
         steps = len(list(first))
         over = loader._delivery
@@ -469,11 +456,11 @@ def test_a_loader_process_with_a_dead_worker_is_replaced(tmp_path: Path) -> None
         word.unlink(missing_ok=True)
         return "kill" if is_first else ""
 
-    data = Numbers(0, 300, bad=200, fault=kill_once)
-    with ODBDataLoader(data, **nested(num_workers=1, persistent_workers=True, **SETTINGS)) as loader:
+    samples = Numbers(0, 300, bad=200, fault=kill_once)
+    with data.make_loader(samples, num_workers=1, persistent_workers=True) as loader:
         with pytest.raises(JobError, match="exited unexpectedly"):
             list(loader)
-        assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(300))
+        assert sorted(read_numbers(loader)) == list(range(300))
 
 
 def collate_slowly(samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -518,8 +505,8 @@ def test_a_connection_that_another_thread_closes_takes_no_order() -> None:
 def test_workers_that_die_between_two_epochs_are_replaced() -> None:
     """They are not missed, because they had read and collated everything in their epoch."""
     options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "collate_fn": collate_slowly}
-    with ODBDataLoader(Numbers(0, 150), **nested(**SETTINGS | options)) as loader:
-        assert len([number for batch in loader for number in batch["numbers"]]) == 150
+    with data.make_loader(Numbers(0, 150), window=16, **options) as loader:
+        assert len(read_numbers(loader)) == 150
         (process,) = (child for child in multiprocessing.active_children() if child.name == "odb-loader")
         workers = find_children(process.pid or 0)
         assert len(workers) == 4, "two that read, two that collate"
@@ -530,7 +517,7 @@ def test_workers_that_die_between_two_epochs_are_replaced() -> None:
                 time.sleep(0.01)
         time.sleep(0.1)
         for _ in range(2):
-            assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(150))
+            assert sorted(read_numbers(loader)) == list(range(150))
         assert process.is_alive()
         assert not set(workers) & set(find_children(process.pid or 0)), "the others were left to themselves"
 
@@ -538,7 +525,7 @@ def test_workers_that_die_between_two_epochs_are_replaced() -> None:
 def test_a_loader_process_that_is_slow_to_die_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_process, "JOIN_S", 0.0)
     before = len(os.listdir("/proc/self/fd"))
-    with ODBDataLoader(Numbers(0, 400), **nested(num_workers=1, **SETTINGS)) as loader:
+    with data.make_loader(Numbers(0, 400), num_workers=1) as loader:
         next(iter(loader))
     deadline = time.monotonic() + 20
     while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,7 +13,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.plan import plan_ranks
 from odb_ref.torch.micro_batches import plan_micro_batches
 from tests.torch.models import get_gradient, make_model
-from tests.torch.ranks import run_ranks
+from tests.torch.ranks import check_errors, get_values, run_each, run_ranks
 
 SHARDS = [[9, 4, 30, 17, 2], [12], [25, 26, 27, 28, 5, 5, 6]]
 """Unequal, and one rank has fewer samples than there are micro-batches."""
@@ -49,8 +48,7 @@ def train(rank: int, options: dict[str, Any]) -> tuple[list[tuple[Any, ...]], li
 
 def test_the_gradient_is_that_of_the_whole_and_the_plan_that_of_the_pure_function() -> None:
     """Spec: R13.1, R13.9, R13.11. Checks: WEIGHT."""
-    results = run_ranks(3, train, {"multiple_of": 2})
-    assert not [result.error for result in results if result.error], results
+    values = get_values(run_ranks(3, train, {"multiple_of": 2}))
     planned = plan_ranks(SHARDS, budget=40, multiple_of=2).ranks
     model = make_model()
     rows = [make_tokens(rank, index) for rank, own in enumerate(SHARDS) for index in range(len(own))]
@@ -61,57 +59,55 @@ def test_the_gradient_is_that_of_the_whole_and_the_plan_that_of_the_pure_functio
     by_token = get_gradient(model)
     model.zero_grad()
     (sum(losses) / len(losses)).backward()
-    for rank, result in enumerate(results):
-        batches, gradient, by_sequence = result.value
+    for rank, (batches, gradient, by_sequence) in enumerate(values):
         assert tuple(indices if not is_idle else () for indices, is_idle in batches) == planned[rank].micro_batches
         assert gradient == pytest.approx(by_token, rel=1e-9, abs=1e-12)
         assert by_sequence == pytest.approx(get_gradient(model), rel=1e-9, abs=1e-12)
-    assert results[1].value[0].count(((0,), True)) == planned[0].count - 1  # its only sample, which it runs again
+    assert values[1][0].count(((0,), True)) == planned[0].count - 1  # its only sample, which it runs again
 
 
-def collect_errors(rank: int, culprit: int, cases: list[dict[str, Any]]) -> list[str]:
-    """Returns what each case raises, one after another in the same process group. None may leave anything behind."""
-    found = []
-    for case in cases:
-        options = {"budget": 40} | (case if rank == culprit else {})
-        try:
-            plan_micro_batches(SHARDS[rank], **options)
-        except UsageError as error:
-            found.append(str(error))
-    dist.barrier()
-    return found
+WRONG: list[tuple[dict[str, Any], str]] = [
+    (
+        {"budget": 20},
+        "rank 2: sample 0 has 25 tokens, more than the budget of 20: raise the budget, or say oversize='alone'",
+    ),
+    (
+        {"cost": lambda tokens: 1 // 0},
+        "rank 2: cost must give integers for (1, 2, 1000, 100000) tokens: ZeroDivisionError: integer division or"
+        " modulo by zero",
+    ),
+    ({"at_least": 2}, "at_least differs: 1 on rank 0, 2 on rank 2"),
+    (
+        {"mean": "sequence-mean"},
+        "mean must be the same on all ranks, got 'token-mean' on rank 0 and 'sequence-mean' on rank 2",
+    ),
+    ({"mean": "bogus"}, "mean must be the same on all ranks, got 'token-mean' on rank 0 and an unknown one on rank 2"),
+]
 
 
 def test_who_cannot_plan_or_plans_by_other_terms_is_named_on_every_rank() -> None:
-    """Spec: R13.11. All cases are in tests/plan/test_agreement.py."""
-    cases: list[dict[str, Any]] = [{"budget": 20}, {"cost": lambda tokens: 1 // 0}, {"at_least": 2}]
-    cases += [{"mean": "sequence-mean"}, {"mean": "bogus"}]
-    for result in run_ranks(3, collect_errors, 2, cases):
-        assert result.value[0].startswith("rank 2: sample 0 has 25 tokens, more than the budget of 20")
-        assert result.value[1:] == [
-            "rank 2: cost must give integers for (1, 2, 1000, 100000) tokens: ZeroDivisionError: integer division or"
-            " modulo by zero",
-            "at_least differs: 1 on rank 0, 2 on rank 2",
-            "mean must be the same on all ranks, got 'token-mean' on rank 0 and 'sequence-mean' on rank 2",
-            "mean must be the same on all ranks, got 'token-mean' on rank 0 and an unknown one on rank 2",
-        ]
+    """Spec: R13.11. All cases are in tests/plan/test_agreement.py. None may leave anything behind for the next."""
 
+    def plan(rank: int, options: dict[str, Any]) -> None:
+        plan_micro_batches(SHARDS[rank], **{"budget": 40} | (options if rank == 2 else {}))
 
-def plan_or_fail(rank: int, lengths: list[list[int]], options: dict[str, Any]) -> Any:
-    try:
-        return [(batch.indices, batch.token_weights) for batch in plan_micro_batches(lengths[rank], **options)]
-    except UsageError as error:
-        return str(error)
+    for (_, said), results in zip(WRONG, run_each(3, plan, [(options,) for options, _ in WRONG]), strict=True):
+        assert {(result.error, result.text) for result in results} == {("UsageError", said)}
 
 
 def test_a_rank_with_nothing_to_run_is_named_on_every_rank() -> None:
     """Spec: R13.4, R13.11."""
-    results = run_ranks(2, plan_or_fail, [[9, 9], []], {"budget": 9})
+
+    def plan(rank: int, options: dict[str, Any]) -> list[tuple[Any, Any]]:
+        batches = plan_micro_batches([[9, 9], []][rank], budget=9, **options)
+        return [(batch.indices, batch.token_weights) for batch in batches]
+
+    refused, emptied = run_each(2, plan, [({},), ({"short": "empty"},)])
     words = "rank 1 has no sample, so none for an idle micro-batch to run: give it one, or say short='empty' if"
-    assert all(result.value.startswith(words) for result in results), results
-    results = run_ranks(2, plan_or_fail, [[9, 9], []], {"budget": 9, "short": "empty"})
-    assert [len(result.value) for result in results] == [2, 2]
-    assert results[1].value == [((), ())] * 2
+    check_errors(refused, words, error="UsageError")
+    first, second = get_values(emptied)
+    assert len(first) == 2
+    assert second == [((), ())] * 2
 
 
 def test_a_single_process_needs_no_group() -> None:

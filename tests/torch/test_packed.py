@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,32 +11,25 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset
 
-from odb_ref.torch import BoundedShapes, FlattenSamples, JobError, ODBDataLoader
+from odb_ref.torch import BoundedShapes, FlattenSamples, JobError
 from odb_ref.torch.reading.tasks import SampleError
 from odb_ref.trace.check import check_traces
-from tests.helpers.options import nested
-from tests.torch.data import make_sample
+from tests.torch import data
+from tests.torch.data import Numbers
 from tests.torch.ranks import get_values, run_ranks
 
-SETTINGS: dict[str, Any] = {"token_budget": 60, "layout": "packed", "window": 12, "timeout_s": 20}
+make_loader = partial(data.make_loader, layout="packed", window=12, collate_fn=None)
 SIZES = [23, 8]
 TOLERANCE = 1e-6
 """transformers computes attention and loss in float32, whatever the precision of the model."""
 
 
-class Texts(Dataset[Any]):
+class Texts(Numbers):
     """Ids and labels, with masked prompts."""
 
-    def __init__(self, start: int, count: int) -> None:
-        self.start, self.count = start, count
-
-    def __len__(self) -> int:
-        return self.count
-
     def __getitem__(self, index: int) -> dict[str, Any]:
-        sample = make_sample(self.start + index)
+        sample = super().__getitem__(index)
         return {"input_ids": sample["input_ids"], "labels": sample["labels"]}
 
 
@@ -118,10 +112,7 @@ def test_a_label_of_its_own_token_stays_and_samples_stay_as_they_were() -> None:
     ("second", "said"),
     [
         ({"position_ids": [2, 3]}, "position_ids of a sample continue those of the sample before"),
-        (
-            {"completion_mask": [0, 1]},
-            "the completion_mask of a sample leaves out tokens, but the sample has no labels",
-        ),
+        ({"completion_mask": [0, 1]}, "completion_mask of a sample leaves out tokens, but the sample has no labels"),
         ({"attention_mask": [1]}, "attention_mask of a sample has 1 values for 2 tokens"),
     ],
 )
@@ -175,8 +166,8 @@ def test_rows_keep_the_budget_and_hold_every_sample_once(num_workers: int, tmp_p
     # https://github.com/huggingface/trl/issues/3887
     # https://github.com/huggingface/trl/issues/4554
     path = tmp_path / "trace.ndjson"
-    with ODBDataLoader(Texts(0, 40), **nested(num_workers=num_workers, trace=path, **SETTINGS)) as loader:
-        rows = [(batch, info) for batch, info in loader.steps()]
+    with make_loader(Texts(0, 40), num_workers=num_workers, trace=path) as loader:
+        rows = list(loader.steps())
         metrics = loader.metrics()
     samples: list[list[int]] = []
     for batch, info in rows:
@@ -203,12 +194,9 @@ def test_a_collate_fn_that_packs_by_itself_is_used_as_it_is_and_checked() -> Non
     def collate(samples: list[dict[str, Any]]) -> Any:
         return collator([{name: value.tolist() for name, value in sample.items()} for sample in samples])
 
-    with ODBDataLoader(Texts(0, 12), **nested(collate_fn=collate, **SETTINGS)) as loader:
+    with make_loader(Texts(0, 12), collate_fn=collate) as loader:
         assert sum(info.local_samples for _, info in loader.steps()) == 12
-    with (
-        ODBDataLoader(Texts(0, 12), **nested(collate_fn=pack, **SETTINGS)) as loader,
-        pytest.raises(JobError, match="carry loss"),
-    ):
+    with make_loader(Texts(0, 12), collate_fn=pack) as loader, pytest.raises(JobError, match="carry loss"):
         list(loader)
 
 
@@ -216,15 +204,11 @@ def pad(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {"input_ids": torch.nn.utils.rnn.pad_sequence([sample["input_ids"] for sample in samples], batch_first=True)}
 
 
-def count_one(_: object) -> int:
-    return 1
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_collate_fn_that_pads_is_warned_of(num_workers: int) -> None:
-    settings = SETTINGS | {"supervised_fn": count_one, "num_workers": num_workers}
+    options = {"collate_fn": pad, "supervised_fn": lambda _: 1, "num_workers": num_workers}
     with (
-        ODBDataLoader(Texts(0, 12), **nested(collate_fn=pad, **settings)) as loader,
+        make_loader(Texts(0, 12), **options) as loader,
         pytest.warns(RuntimeWarning, match="a row for each sample, so its batches hold more than token_budget"),
     ):
         assert sum(info.local_samples for _, info in loader.steps()) == 12
@@ -239,10 +223,9 @@ def test_a_collate_fn_that_joins_samples_without_positions_is_warned_of(has_posi
         return {name: row[name] for name in names}
 
     with (
-        ODBDataLoader(Texts(0, 12), **nested(collate_fn=pack, **SETTINGS)) as loader,
-        warnings.catch_warnings(record=True) as caught,
+        make_loader(Texts(0, 12), collate_fn=pack) as loader,
+        warnings.catch_warnings(record=True, action="always") as caught,
     ):
-        warnings.simplefilter("always")
         assert sum(info.local_samples for _, info in loader.steps()) == 12
     told = ["end to end without position_ids" in str(warning.message) for warning in caught]
     assert told == [True] * (not has_positions)
@@ -282,7 +265,7 @@ def train(rank: int) -> list[tuple[list[dict[str, Any]], list[float]]]:
     shard = Texts(sum(SIZES[:rank]), SIZES[rank])
     updates = []
     samples: list[dict[str, Any]] = []
-    with ODBDataLoader(shard, **nested(shard="given", accumulation_steps=2, **SETTINGS)) as loader:
+    with make_loader(shard, shard="given", accumulation_steps=2) as loader:
         for batch, info in loader.steps():
             info.scale(wrapped(**batch).loss).backward()
             samples += [] if info.is_idle else list_samples(batch)

@@ -26,7 +26,7 @@ from odb_ref.torch.reading.service import BatchRequest, ReadPlan
 from odb_ref.torch.reading.source import CHUNK_SAMPLES, LARGEST_CHUNK_HERE, LoaderOptions, Source
 from odb_ref.torch.reading.tasks import SampleError, get_length, is_pair, is_whole
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, Stream, collate
+from tests.torch.data import Numbers, Stream, collate, make_loader, read
 
 
 def test_a_mean_over_samples_asks_for_no_token_that_carries_loss() -> None:
@@ -189,27 +189,13 @@ def test_what_nobody_says_carries_loss_is_not_guessed_where_weights_depend_on_it
     for more in ({"loss_mask": [0, 1, 1]}, {"target_ids": [0, 0, 0]}):
         kept = {"input_ids": [1, 2, 3], "labels": [-100, 1, 2]} | more
         assert Measure(get_length, SupervisedCounter(get_length, is_checked=True))([kept])[0][:2] == (3, 2)
-    Measure(get_length, SupervisedCounter(get_length))([{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}])
+    masked = {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}
+    Measure(get_length, SupervisedCounter(get_length))([masked])
     with pytest.raises(SampleError, match="it has loss_mask but no labels"):
-        Measure(get_length, SupervisedCounter(get_length, is_checked=True))(
-            [{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}]
-        )
-    texts = (
-        (1, 2, 3),
-        [1, 2, 3],
-        [np.int64(1), np.int64(2)],
-        [0.5, 0.25],
-        torch.ones(3),
-        torch.ones((3, 8, 8)),
-        "one two",
-    )
-    for text in (
-        *texts,
-        {"tokens": [1, 2, 3]},
-        {"input_ids": [1, 2, 3], "target": "web"},
-        SimpleNamespace(tokens=[1, 2, 3]),
-        OneSlot(),
-    ):
+        Measure(get_length, SupervisedCounter(get_length, is_checked=True))([masked])
+    texts: list[Any] = [(1, 2, 3), [1, 2, 3], [np.int64(1), np.int64(2)], [0.5, 0.25], "one two"]
+    texts += [torch.ones(3), torch.ones((3, 8, 8)), SimpleNamespace(tokens=[1, 2, 3]), OneSlot()]
+    for text in (*texts, {"tokens": [1, 2, 3]}, {"input_ids": [1, 2, 3], "target": "web"}):
         assert SupervisedCounter(length, is_checked=True)(text) == 2
 
 
@@ -224,7 +210,7 @@ def test_a_trace_has_a_name_for_each_rank_and_epoch() -> None:
 
 def read_in_order(loader: ODBDataLoader) -> list[list[int]]:
     with loader:
-        return [batch["numbers"] for batch in loader]
+        return [numbers for _, numbers, _ in read(loader)]
 
 
 def test_what_seeds_the_shuffling_is_taken_over_and_options_come_first() -> None:
@@ -236,16 +222,13 @@ def test_what_seeds_the_shuffling_is_taken_over_and_options_come_first() -> None
     def make_generator() -> torch.Generator:
         return torch.Generator().manual_seed(9)
 
-    expected = ODBDataLoader(data, **nested(shuffle=True, generator=make_generator(), collate_fn=collate, **options))
-    found = apply(make(shuffle=True, generator=make_generator()), **nested(**options))
-    assert read_in_order(found) == read_in_order(expected)
-    seeded = ODBDataLoader(data, **nested(shuffle=True, seed=5, collate_fn=collate, **options))
+    expected = read_in_order(make_loader(data, shuffle=True, generator=make_generator()))
+    assert read_in_order(apply(make(shuffle=True, generator=make_generator()), **nested(**options))) == expected
+    seeded = read_in_order(make_loader(data, shuffle=True, seed=5))
     sampler = DistributedSampler(data, 2, 0, seed=4)
     for adopted in (make(shuffle=True, generator=make_generator()), make(sampler=sampler)):
-        assert read_in_order(apply(adopted, **nested(seed=5, **options))) == read_in_order(
-            ODBDataLoader(data, **nested(shuffle=True, seed=5, collate_fn=collate, **options))
-        )
-    assert read_in_order(apply(make(sampler=sampler), **nested(**options))) != read_in_order(seeded)
+        assert read_in_order(apply(adopted, **nested(seed=5, **options))) == seeded
+    assert read_in_order(apply(make(sampler=sampler), **nested(**options))) != seeded
 
 
 def test_a_sampler_that_repeats_samples_is_kept() -> None:

@@ -7,7 +7,8 @@ import json
 import random
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,13 @@ from odb_ref.torch.reading.datasets import KeyChunk, SeededDataset
 from odb_ref.torch.reading.quarantine import BadSample, Quarantine
 from odb_ref.trace.check import check_traces
 from tests.helpers.effort import few
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, Stream, check_goes_on, collate, read
-from tests.torch.ranks import get_values, run_each
+from tests.torch import data
+from tests.torch.data import Numbers, Stream, check_goes_on, read, read_numbers
+from tests.torch.ranks import check_errors, get_values, run_each
 
 pytestmark = pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")
 
-SETTINGS: dict[str, Any] = {
-    "token_budget": 60,
-    "window": 10,
-    "collate_fn": collate,
-    "timeout_s": 20,
-    "on_bad_sample": "quarantine",
-    "max_bad_samples": 20,
-}
+make_loader = partial(data.make_loader, window=10, on_bad_sample="quarantine", max_bad_samples=20)
 COUNT = 47
 BAD = (0, 1, 9, 10, 11, 23, 38, 45, 46)
 """At both ends, single and in a row."""
@@ -50,15 +44,11 @@ def spoil(count: int = COUNT, bad: Iterable[int] = BAD, faults: tuple[str, ...] 
     return kind(0, count, bad=fault_of, fault=fault_of.get)
 
 
-def get_numbers(rows: Iterable[list[int]]) -> list[int]:
-    return sorted(number for row in rows for number in row)
+def get_numbers(rows: Iterable[tuple[int, list[int], float]]) -> list[int]:
+    return sorted(number for _, numbers, _ in rows for number in numbers)
 
 
 GOOD = [number for number in range(COUNT) if number not in BAD]
-
-
-def make_loader(dataset: Any, **options: Any) -> ODBDataLoader:
-    return ODBDataLoader(dataset, **nested(**(SETTINGS | options)))
 
 
 # What is trained on, and what is reported ----------------------------------------------------------------------------------
@@ -69,24 +59,20 @@ def test_bad_samples_are_set_aside_and_all_others_trained_on(num_workers: int) -
     """Spec: R11, R11.1. Checks: COVER, ONCE."""
     with make_loader(spoil(), num_workers=num_workers) as loader:
         assert loader.quarantined == ()
-        with pytest.warns(
-            BadSampleWarning, match="epoch 0: the sample 0 was set aside: ValueError: bad row 0"
-        ) as caught:
-            rows = []
+        said = "epoch 0: the sample 0 was set aside: ValueError: bad row 0"
+        with pytest.warns(BadSampleWarning, match=said) as caught:
+            numbers = []
             for batch, info in loader.steps():
-                rows.append(batch["numbers"])
+                numbers += batch["numbers"]
                 set_aside = info.quarantined_samples
         assert len(caught) == 1
-        assert get_numbers(rows) == GOOD
+        assert sorted(numbers) == GOOD
         assert [item.index for item in loader.quarantined] == list(BAD)
-        causes = [item.cause for item in loader.quarantined[:4]]
-        assert causes[0] == "ValueError: bad row 0"
-        assert "length of a sample is 0" in causes[1]
-        assert "has no input_ids" in causes[2]
-        assert "labels is dict" in causes[3]
+        causes = ("ValueError: bad row 0", "length of a sample is 0", "has no input_ids", "labels is dict")
+        assert all(cause in item.cause for cause, item in zip(causes, loader.quarantined, strict=False))
         assert loader.metrics()["odb/quarantined_samples"] == set_aside == len(BAD)
         with pytest.warns(BadSampleWarning, match="epoch 1"):
-            assert get_numbers(numbers for _, numbers, _ in read(loader)) == GOOD
+            assert sorted(read_numbers(loader)) == GOOD
         assert loader.metrics()["odb/quarantined_samples"] == len(BAD)
 
 
@@ -98,32 +84,25 @@ def test_a_warning_made_an_error_is_raised_to_the_one_who_trains() -> None:
 
 
 def test_a_clean_epoch_warns_of_nothing() -> None:
-    with warnings.catch_warnings(), make_loader(Numbers(0, 30)) as loader:
-        warnings.simplefilter("error")
-        assert get_numbers(numbers for _, numbers, _ in read(loader)) == list(range(30))
+    with warnings.catch_warnings(action="error"), make_loader(Numbers(0, 30)) as loader:
+        assert sorted(read_numbers(loader)) == list(range(30))
         assert loader.quarantined == ()
 
 
-class Cracked(Stream):
-    """A stream with samples that have no length. It may end by raising."""
+CRACKED = Stream(0, COUNT, bad=BAD, fault="no_ids")
+"""A stream with samples that have no length."""
 
-    def __init__(self, count: int, raising: bool = False) -> None:
-        super().__init__(0, count)
-        self.raising = raising
 
-    def __iter__(self) -> Iterator[Any]:
-        for sample in super().__iter__():
-            if sample["number"] in BAD:
-                sample.pop("input_ids")
-            yield sample
-        if self.raising:
-            raise ValueError("the disk is gone")
+def end(index: int) -> str:
+    if index == COUNT:
+        raise ValueError("the disk is gone")
+    return "no_ids"
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_of_an_iterable_data_set_what_has_no_length_is_set_aside(num_workers: int) -> None:
-    with make_loader(Cracked(COUNT), num_workers=num_workers) as loader:
-        assert get_numbers(numbers for _, numbers, _ in read(loader)) == GOOD
+    with make_loader(CRACKED, num_workers=num_workers) as loader:
+        assert sorted(read_numbers(loader)) == GOOD
         assert len(loader.quarantined) == len(BAD)
 
 
@@ -134,7 +113,7 @@ def fail_to_collate(samples: list[Any]) -> Any:
 @pytest.mark.parametrize(
     ("dataset", "options", "cause"),
     [
-        (Cracked(COUNT, raising=True), {}, "the disk is gone"),
+        (Stream(0, COUNT + 1, bad=(*BAD, COUNT), fault=end), {}, "the disk is gone"),
         (spoil(), {"collate_fn": fail_to_collate}, "KeyError: 'pixel_values'"),
         (spoil(faults=("kill",)), {"num_workers": 1}, "exited unexpectedly"),
     ],
@@ -166,14 +145,14 @@ def test_a_share_is_one_of_the_samples_of_the_rank_and_allows_a_few_in_any_case(
     many = spoil(2000, range(0, 60, 2), ("raise",))
     options = {"window": 50, "token_budget": 400}
     with make_loader(many, max_bad_samples=0.015, **options) as loader:
-        assert len(get_numbers(numbers for _, numbers, _ in read(loader))) == 1970
+        assert len(read_numbers(loader)) == 1970
     with (
         make_loader(many, max_bad_samples=0.014, **options) as loader,
         pytest.raises(JobError, match=r"29 bad samples, but max_bad_samples=0.014 allows only 28 on this rank"),
     ):
         read(loader)
     with make_loader(spoil(), max_bad_samples=0.001) as loader:
-        assert get_numbers(numbers for _, numbers, _ in read(loader)) == GOOD
+        assert sorted(read_numbers(loader)) == GOOD
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -189,14 +168,14 @@ def test_an_epoch_without_a_good_sample_fails(num_workers: int) -> None:
 # Several ranks -----------------------------------------------------------------------------------------------------------
 
 
-def read_epochs(rank: int, options: dict[str, Any]) -> Any:
-    with make_loader(spoil(), shuffle=True, seed=5, **options) as loader:
-        epochs = [read(loader), read(loader)]
-        return epochs, [item.index for item in loader.quarantined], loader.metrics()["odb/quarantined_samples"]
-
-
 def test_the_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> None:
     """Checks: REPLAY, COVER, ALIGN. The traces pass the checker."""
+
+    def read_epochs(rank: int, options: dict[str, Any]) -> Any:
+        with make_loader(spoil(), shuffle=True, seed=5, **options) as loader:
+            epochs = [read(loader), read(loader)]
+            return epochs, [item.index for item in loader.quarantined], loader.metrics()["odb/quarantined_samples"]
+
     variants: list[dict[str, Any]] = [
         {"trace": tmp_path / "run.ndjson"},
         {"num_workers": 2},
@@ -207,44 +186,38 @@ def test_the_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> No
     (epochs, bad, count), (other_epochs, other_bad, other_count) = found[0]
     for mine, others in zip(epochs, other_epochs, strict=True):
         assert [step for step, _, _ in mine] == [step for step, _, _ in others]
-        assert get_numbers(numbers for _, numbers, _ in mine + others) == GOOD
+        assert get_numbers(mine + others) == GOOD
     assert sorted(bad + other_bad) == list(BAD)
     assert count + other_count == len(BAD)
     verdict = check_traces(sorted(map(str, tmp_path.glob("*.ndjson"))))
     assert not verdict.violations
 
 
-def read_one_bad_shard(rank: int, limit: int) -> Any:
-    dataset = spoil(40, (3, 5, 7, 30) if rank == 1 else (), ("raise",))
-    with make_loader(dataset, shard="given", max_bad_samples=limit) as loader:
-        return [step for step, _, _ in read(loader)], len(loader.quarantined)
-
-
 def test_bad_samples_of_one_rank_leave_all_ranks_in_step_and_too_many_end_all() -> None:
     """Checks: ALIGN, ABORT."""
+
+    def read_one_bad_shard(rank: int, limit: int) -> Any:
+        dataset = spoil(40, (3, 5, 7, 30) if rank == 1 else (), ("raise",))
+        with make_loader(dataset, shard="given", max_bad_samples=limit) as loader:
+            return [step for step, _, _ in read(loader)], len(loader.quarantined)
+
     good, bad = run_each(2, read_one_bad_shard, [(4,), (3,)])
     first, second = get_values(good)
     assert first[0] == second[0]
     assert (first[1], second[1]) == (0, 4)
-    assert {result.error for result in bad} == {"JobError"}
-    assert {result.rank for result in bad} == {1}
-    assert "4 bad samples" in bad[0].text
+    check_errors(bad, "4 bad samples", rank=1)
     assert bad[0].text == bad[1].text
 
 
-def read_empty_shard(rank: int, bad: range) -> Any:
-    dataset = Numbers(20, 20) if rank == 0 else spoil(40, bad, ("raise",))
-    with make_loader(dataset, shard="given", name="one", **({} if rank == 0 else {"sampler": []})) as loader:
-        return [(info.is_idle, batch["numbers"]) for batch, info in loader.steps()]
-
-
 def test_a_rank_without_samples_replays_the_first_good_one() -> None:
+    def read_empty_shard(rank: int, bad: range) -> Any:
+        dataset = Numbers(20, 20) if rank == 0 else spoil(40, bad, ("raise",))
+        with make_loader(dataset, shard="given", name="one", **({} if rank == 0 else {"sampler": []})) as loader:
+            return [(info.is_idle, batch["numbers"]) for batch, info in loader.steps()]
+
     (busy, idle), failed = run_each(2, read_empty_shard, [(range(3),), (range(40),)])
     assert idle.value == [(True, [3])] * len(busy.value)
-    for result in failed:
-        assert result.error == "JobError"
-        assert "rank 1 failed" in result.text
-        assert "none of the first 40 samples is good" in result.text
+    check_errors(failed, "rank 1 failed", "none of the first 40 samples is good")
 
 
 # Resuming ----------------------------------------------------------------------------------------------------------------
@@ -267,9 +240,7 @@ def save_and_go_on(rank: int, num_workers: int, limits: Iterable[int] | None) ->
             steps = loader.steps()
             # Nothing was taken since then.
             assert not limit or loader.state_dict() == state
-            after = []
-            for batch, info in steps:
-                after.append((info.step, [] if info.is_idle else batch["numbers"], info.loss_scale))
+            after = [(info.step, [] if info.is_idle else batch["numbers"], info.loss_scale) for batch, info in steps]
             found = {item.index for item in loader.quarantined}
         rows.append((before, after, found == bad, state))
     return rows
@@ -291,7 +262,7 @@ def save(rank: int, limit: int, base: list[Any], bad: tuple[int, ...]) -> tuple[
     with make_loader(spoil(bad=bad), **SHUFFLED) as loader:
         if base:
             loader.load_state_dict(base)
-        numbers = [number for _, numbers, _ in read(loader, limit) for number in numbers]
+        numbers = get_numbers(read(loader, limit))
         return numbers, json.loads(json.dumps(loader.state_dict())), [item.index for item in loader.quarantined]
 
 
@@ -319,7 +290,7 @@ def test_what_decided_the_steps_taken_must_be_readable_again(is_last: bool) -> N
             read(loader)
     with make_loader(spoil(bad=(order[state["known"]],), faults=("raise",)), **SHUFFLED) as loader:
         loader.load_state_dict(state)
-        assert len(get_numbers(numbers for _, numbers, _ in read(loader))) < COUNT
+        assert len(read_numbers(loader)) < COUNT
         assert len(loader.quarantined) == 1
 
 
@@ -346,7 +317,7 @@ def test_an_iterable_data_set_goes_on_by_reading_again() -> None:
         assert limit or loader.metrics()["odb/quarantined_samples"] == len(BAD)
         return rows
 
-    check_goes_on(lambda: make_loader(Cracked(COUNT)), range(1, 12), read_and_count)
+    check_goes_on(lambda: make_loader(CRACKED), range(1, 12), read_and_count)
 
 
 @pytest.mark.parametrize("seed", range(few(40)))
@@ -367,7 +338,7 @@ def test_random_data_go_on_identically_and_with_other_settings_completely(seed: 
     }
     with make_loader(spoil(count, bad), **options) as loader:
         whole = read(loader)
-        assert get_numbers(numbers for _, numbers, _ in whole) == good
+        assert get_numbers(whole) == good
     limit = choose.randint(1, len(whole))
     with make_loader(spoil(count, bad), **options) as loader:
         before = read(loader, limit)
@@ -379,7 +350,7 @@ def test_random_data_go_on_identically_and_with_other_settings_completely(seed: 
     if limit < len(whole):
         with make_loader(spoil(count, bad), **(options | {"token_budget": 70})) as loader:
             loader.load_state_dict([state])
-            assert get_numbers(numbers for _, numbers, _ in before + read(loader)) == good
+            assert get_numbers(before + read(loader)) == good
 
 
 # Parts -------------------------------------------------------------------------------------------------------------------

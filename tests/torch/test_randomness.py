@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,11 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from odb_ref.torch import ODBDataLoader
-from tests.helpers.options import nested
-from tests.torch.data import Augmented, AugmentedStream, Numbers, collate, draw, make_sample
+from odb_ref.torch.plan.order import compute_order
+from tests.torch import data
+from tests.torch.data import Augmented, AugmentedStream, Numbers, collate, draw, make_sample, read_numbers
 from tests.torch.ranks import get_values, run_each, run_ranks
 
-SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 10, "shuffle": True, "timeout_s": 20}
 COUNT = 40
 
 
@@ -36,8 +37,7 @@ def read(loader: ODBDataLoader, limit: int | None = None) -> list[Row]:
     return rows
 
 
-def make_loader(**options: Any) -> ODBDataLoader:
-    return ODBDataLoader(Augmented(0, COUNT), **nested(collate_fn=collate_at_random, **(SETTINGS | options)))
+make_loader = partial(data.make_loader, Augmented(0, COUNT), collate_fn=collate_at_random, window=10, shuffle=True)
 
 
 def read_epochs(**options: Any) -> list[list[Row]]:
@@ -68,10 +68,14 @@ def test_what_is_drawn_depends_on_no_worker_and_no_start_method(
     options: dict[str, Any], expected: list[list[Row]]
 ) -> None:
     """Spec: R12.1. Checks: REPLAY."""
+    seed_by_time()
+    assert read_epochs(**options) == expected
+
+
+def seed_by_time() -> None:
     random.seed()
     np.random.seed()
     torch.seed()
-    assert read_epochs(**options) == expected
 
 
 def test_every_sample_and_every_batch_draws_its_own_numbers(expected: list[list[Row]]) -> None:
@@ -84,31 +88,26 @@ def test_every_sample_and_every_batch_draws_its_own_numbers(expected: list[list[
     assert read_epochs(seed=1) != expected
 
 
-def read_ranks(rank: int) -> list[Row]:
-    with make_loader(num_workers=rank) as loader:
-        return read(loader)
-
-
 def test_ranks_draw_different_numbers_those_of_idle_steps_too() -> None:
     """Spec: R12.1."""
+
+    def read_ranks(rank: int) -> list[Row]:
+        with make_loader(num_workers=rank) as loader:
+            return read(loader)
+
     values = get_values(run_ranks(2, read_ranks))
     drawn = [drawn for value in values for _, _, drawn in value]
     assert len(set(drawn)) == len(drawn)
 
 
-def read_without_samples(rank: int, num_workers: int) -> list[Row]:
-    """Rank 1 has no samples, and reads the data set's first for each idle step."""
-    random.seed()
-    np.random.seed()
-    torch.seed()
-    data, keys = Augmented(0, COUNT), [] if rank else range(COUNT)
-    settings = SETTINGS | {"shuffle": False, "num_workers": num_workers, "collate_fn": collate_at_random}
-    with ODBDataLoader(data, **nested(sampler=keys, **settings)) as loader:
-        return read(loader)
-
-
 def test_what_is_read_for_idle_steps_draws_by_the_step() -> None:
-    """Spec: R12.1. Checks: REPLAY."""
+    """Spec: R12.1. Checks: REPLAY. Rank 1 has no samples, and reads the data set's first for each idle step."""
+
+    def read_without_samples(rank: int, num_workers: int) -> list[Row]:
+        seed_by_time()
+        with make_loader(shuffle=False, sampler=[] if rank else range(COUNT), num_workers=num_workers) as loader:
+            return read(loader)
+
     first, second = map(get_values, run_each(2, read_without_samples, [(0,), (1,)]))
     assert first == second
     drawn = [drawn for _, of_samples, _ in first[1] for drawn in of_samples]
@@ -139,10 +138,8 @@ def test_reading_in_the_trainers_process_leaves_its_generators_alone(kind: str) 
         torch.manual_seed(7)
         return [draw() for _ in loader]
 
-    data: Any = Augmented(0, COUNT) if kind == "map" else AugmentedStream(0, COUNT)
-    with ODBDataLoader(
-        data, **nested(collate_fn=collate_at_random, **(SETTINGS | {"shuffle": kind == "map"}))
-    ) as loader:
+    samples: Any = Augmented(0, COUNT) if kind == "map" else AugmentedStream(0, COUNT)
+    with data.make_loader(samples, collate_fn=collate_at_random, shuffle=kind == "map") as loader:
         for _ in range(2):
             found = train(loader)
             assert found == train(range(len(found)))
@@ -158,7 +155,7 @@ def test_an_interrupt_in_user_code_leaves_the_generators_alone_too() -> None:
 
     torch.manual_seed(7)
     torn = Numbers(0, COUNT, bad=range(8), fault=draw_and_raise)
-    with ODBDataLoader(torn, **nested(collate_fn=collate, **(SETTINGS | {"shuffle": False}))) as loader:
+    with data.make_loader(torn) as loader:
         batches = iter(loader)
         with pytest.raises(KeyboardInterrupt):
             list(batches)
@@ -169,8 +166,7 @@ def test_an_interrupt_in_user_code_leaves_the_generators_alone_too() -> None:
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "persistent_workers": True}])
 def test_a_stream_draws_the_same_in_the_same_epoch_of_as_many_workers(options: dict[str, Any]) -> None:
     """Spec: R12.1. Checks: REPLAY."""
-    settings = SETTINGS | {"shuffle": False, "collate_fn": collate_at_random} | options
-    with ODBDataLoader(AugmentedStream(0, COUNT), **nested(**settings)) as loader:
+    with data.make_loader(AugmentedStream(0, COUNT), collate_fn=collate_at_random, **options) as loader:
         epochs = [read(loader), read(loader)]
         loader.set_epoch(0)
         again = read(loader)
@@ -200,6 +196,24 @@ def share_out(worker_id: int) -> None:
 
 def test_a_worker_init_fn_finds_the_data_set_of_the_user() -> None:
     """Checks: COVER."""
-    settings = SETTINGS | {"shuffle": False, "collate_fn": collate, "worker_init_fn": share_out, "num_workers": 2}
-    with ODBDataLoader(Named(), **nested(**settings)) as loader:
-        assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
+    with data.make_loader(Named(), worker_init_fn=share_out, num_workers=2) as loader:
+        assert sorted(read_numbers(loader)) == list(range(COUNT))
+
+
+# The order of a shuffled epoch ------------------------------------------------------------------------------------------
+
+
+def test_different_seeds_and_epochs_have_different_orders() -> None:
+    """Spec: R12.4. This includes those with the same sum, product or last 32 bits."""
+    seeds = (0, 1, 2, 7, -1, 1_000_003, 2_000_006, 2**31, 2**32, 2**32 + 1, 2**63, 2**63 + 1, 2**64 - 1, -(2**63))
+    orders = {tuple(compute_order(30, seed, epoch)) for seed in seeds for epoch in range(20)}
+    assert len(orders) == 20 * len(seeds)
+    assert all(sorted(order) == list(range(30)) for order in orders)
+
+
+def test_the_loader_reads_in_that_order() -> None:
+    """Spec: R12.4."""
+    for seed, epoch in ((0, 1), (1_000_003, 0), (5, 0), (5 + 2**32, 0)):
+        with data.make_loader(shuffle=True, seed=seed, order="sampler") as loader:
+            loader.set_epoch(epoch)
+            assert read_numbers(loader) == list(compute_order(COUNT, seed, epoch))

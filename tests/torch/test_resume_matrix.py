@@ -7,32 +7,21 @@ states of a W come from one epoch, and all continuations with W' ranks run in on
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
 from odb_ref.torch import ODBDataLoader
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate
+from tests.torch import data
+from tests.torch.data import Numbers
 from tests.torch.ranks import get_values, run_ranks
 
 WORLDS = (1, 2, 3, 4)
 COUNT = 47
-SETTINGS: dict[str, Any] = {
-    "token_budget": 60,
-    "window": 9,
-    "depth": 3,
-    "collate_fn": collate,
-    "shuffle": True,
-    "timeout_s": 20,
-    "accumulation_steps": 2,
-}
+make_loader = partial(data.make_loader, Numbers(0, COUNT), window=9, depth=3, shuffle=True, accumulation_steps=2)
 Row = tuple[int, list[int], float]
 """Step number, sample numbers and loss scale of one step of one rank."""
-
-
-def make_loader(options: dict[str, Any]) -> ODBDataLoader:
-    return ODBDataLoader(Numbers(0, COUNT), **nested(**(SETTINGS | options)))
 
 
 def read(loader: ODBDataLoader, states: list[Any] | None = None) -> list[Row]:
@@ -46,7 +35,7 @@ def read(loader: ODBDataLoader, states: list[Any] | None = None) -> list[Row]:
 
 
 def save_at_every_step(rank: int, options: dict[str, Any]) -> tuple[list[Row], list[Any]]:
-    with make_loader(options) as loader:
+    with make_loader(**options) as loader:
         states = [loader.state_dict()]
         return read(loader, states), states
 
@@ -55,7 +44,7 @@ def go_on(rank: int, cells: list[list[Any]], options: dict[str, Any]) -> list[li
     """Returns the steps after the states of each cell, with a new loader for each."""
     found = []
     for states in cells:
-        with make_loader(options) as loader:
+        with make_loader(**options) as loader:
             loader.load_state_dict(states)
             found.append(read(loader))
     return found

@@ -61,9 +61,8 @@ def test_the_padding_has_no_position_beyond_the_samples(kind: str) -> None:
     torch.manual_seed(0)
     size: dict[str, Any] = {"vocab_size": 32, "use_cache": False, "attn_implementation": "sdpa"}
     if kind == "learned":
-        model = transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=4, **size)
-        )
+        sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 4}
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **size))
     else:
         size |= {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
         size["rope_parameters"] = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}

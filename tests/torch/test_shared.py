@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from itertools import chain, pairwise
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +20,20 @@ from odb_ref.torch.reading.datasets import KeyFeed
 from odb_ref.torch.reading.quarantine import Places, Quarantine
 from odb_ref.torch.reading.service import ReadPlan
 from odb_ref.trace.check import Property, Status, check_traces
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, Stream, check_goes_on, collate
-from tests.torch.ranks import get_values, run_each, run_ranks
+from tests.torch import data
+from tests.torch.data import Numbers, Stream, check_goes_on
+from tests.torch.ranks import check_errors, get_values, run_each, run_ranks
 
 COUNT = 101
-SETTINGS: dict[str, Any] = {
-    "token_budget": 60, "window": 9, "collate_fn": collate, "shuffle": True, "shard": "shared", "timeout_s": 20,
-}  # fmt: skip
+make_loader = partial(data.make_loader, window=9, shuffle=True, shard="shared")
 QUARANTINE: dict[str, Any] = {"on_bad_sample": "quarantine", "ramp_rounds": 0}
 """Without windows of a single sample, in which a bad one would be everything."""
 SPOILT = (3, 17, 50, 51, 90)
 Steps = list[list[int]]
 
 
-def make_spoilt() -> Numbers:
-    return Numbers(0, COUNT, bad=SPOILT, fault="raise")
-
-
 def read(loader: ODBDataLoader, limit: int | None = None) -> Steps:
-    steps: Steps = []
-    for batch, info in loader.steps():
-        steps.append([] if info.is_idle else list(batch["numbers"]))
-        if len(steps) == limit:
-            break
-    return steps
-
-
-def read_epochs(rank: int, options: dict[str, Any]) -> list[Steps]:
-    with ODBDataLoader(Numbers(0, COUNT), **nested(**(SETTINGS | options))) as loader:
-        return [read(loader) for _ in range(2)]
+    return [numbers for _, numbers, _ in data.read(loader, limit)]
 
 
 @pytest.mark.slow
@@ -65,7 +50,12 @@ def read_epochs(rank: int, options: dict[str, Any]) -> list[Steps]:
 )
 def test_the_ranks_of_a_job_read_each_sample_once(world_size: int, options: dict[str, Any], tmp_path: Path) -> None:
     """Spec: R14, R14.2, R14.4. Checks: DEAL, COVER, ONCE, ALIGN. By what the trainers get, and by the traces."""
-    values = get_values(run_ranks(world_size, read_epochs, options | {"trace": f"{tmp_path}/{{rank}}.{{epoch}}"}))
+
+    def read_epochs(rank: int) -> list[Steps]:
+        with make_loader(Numbers(0, COUNT), trace=f"{tmp_path}/{{rank}}.{{epoch}}", **options) as loader:
+            return [read(loader) for _ in range(2)]
+
+    values = get_values(run_ranks(world_size, read_epochs))
     for epoch in range(2):
         ranks = [value[epoch] for value in values]
         assert sorted(number for steps in ranks for step in steps for number in step) == list(range(COUNT))
@@ -76,19 +66,14 @@ def test_the_ranks_of_a_job_read_each_sample_once(world_size: int, options: dict
 
 
 def read_spoilt(rank: int, options: dict[str, Any], limit: int) -> Any:
-    """Returns everything that is read, with a restart after ``limit`` steps, and what was set aside before and after it."""
-    data = make_spoilt()
-    with ODBDataLoader(data, **nested(**(SETTINGS | QUARANTINE | options))) as loader:
-        steps = []
-        for batch, info in loader.steps():
-            steps.append([] if info.is_idle else list(batch["numbers"]))
-            if len(steps) == limit:
-                state = json.loads(json.dumps(loader.state_dict()))
-                break
-        first = {bad.index for bad in loader.quarantined}
-    with ODBDataLoader(data, **nested(**(SETTINGS | QUARANTINE | options))) as loader:
+    """Returns everything that is read, with a restart after ``limit`` steps, and what was set aside."""
+    make = partial(make_loader, Numbers(0, COUNT, bad=SPOILT, fault="raise"), **QUARANTINE, **options)
+    with make() as loader:
+        steps = read(loader, limit)
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make() as loader:
         loader.load_state_dict(state)
-        return steps, read(loader), first, {bad.index for bad in loader.quarantined}
+        return steps + read(loader), {bad.index for bad in loader.quarantined}
 
 
 @pytest.mark.slow
@@ -97,49 +82,43 @@ def read_spoilt(rank: int, options: dict[str, Any], limit: int) -> Any:
 def test_bad_samples_are_set_aside_by_who_draws_them(options: dict[str, Any], limit: int) -> None:
     """Spec: R11.1, R11.3, R14.4, R14.6. Checks: RESUME, COVER, ONCE."""
     values = get_values(run_ranks(3, read_spoilt, options, limit))
-    taken = [number for value in values for step in (*value[0], *value[1]) for number in step]
+    taken = [number for steps, _ in values for step in steps for number in step]
     assert sorted(taken) == [number for number in range(COUNT) if number not in SPOILT]
-    found = [value[3] for value in values]
-    assert sorted(index for some in found for index in some) == [*SPOILT]
-
-
-def read_a_bad_window(rank: int) -> None:
-    # The first window of rank 1 holds the places 4 to 7, and all of them are bad.
-    data = Numbers(0, 40, bad=range(4, 8), fault="raise")
-    options = {"shuffle": False, "window": 4, "ramp_rounds": 0, "on_bad_sample": "quarantine", "max_bad_samples": 9}
-    with ODBDataLoader(data, **nested(**(SETTINGS | options))) as loader:
-        read(loader)
+    assert sorted(index for _, bad in values for index in bad) == [*SPOILT]
 
 
 def test_a_window_of_bad_samples_ends_the_epoch_by_name() -> None:
     """Spec: R14.5, R11.2. Checks: ABORT. It neither ends silently, nor counts as the end of the order."""
+
+    def read_a_bad_window(rank: int) -> None:
+        # The first window of rank 1 holds the places 4 to 7, and all of them are bad.
+        samples = Numbers(0, 40, bad=range(4, 8), fault="raise")
+        with make_loader(samples, shuffle=False, window=4, max_bad_samples=9, **QUARANTINE) as loader:
+            read(loader)
+
     results = run_ranks(2, read_a_bad_window)
-    assert {(result.error, result.rank) for result in results} == {("JobError", 1)}
-    for said in ("all samples of a window are bad", "shard='shared'", "window=", "ramp_rounds=0"):
-        assert said in results[0].text
+    check_errors(results, "all samples of a window are bad", "shard='shared'", "window=", "ramp_rounds=0", rank=1)
     assert results[0].text == results[1].text
-
-
-def read_a_failure(rank: int, workers: int) -> None:
-    with ODBDataLoader(
-        Numbers(0, COUNT, bad=40, fault="raise"), **nested(**(SETTINGS | {"num_workers": workers}))
-    ) as loader:
-        read(loader)
 
 
 def test_a_sample_that_cannot_be_read_ends_all_ranks() -> None:
     """Spec: R7.2. Checks: ABORT."""
-    for result in chain.from_iterable(run_each(2, read_a_failure, [(0,), (2,)])):
-        assert (result.error, "bad row 40" in result.text) == ("JobError", True), result
 
+    def read_a_failure(rank: int, workers: int) -> None:
+        with make_loader(Numbers(0, COUNT, bad=40, fault="raise"), num_workers=workers) as loader:
+            read(loader)
 
-def resume_after_each_step(rank: int, count: int) -> Steps:
-    options = SETTINGS | {"window": 2, "token_budget": 30, "on_bad_sample": "quarantine"}
-    return check_goes_on(lambda: ODBDataLoader(Numbers(0, count), **nested(**options)), None, read)
+    for results in run_each(2, read_a_failure, [(0,), (2,)]):
+        check_errors(results, "bad row 40")
 
 
 def test_a_rank_goes_on_in_a_round_for_which_it_has_drawn_nothing() -> None:
     """Spec: R14.6. Checks: RESUME, COVER, ONCE. Near the end of the order some ranks hold no sample, and draw none."""
+
+    def resume_after_each_step(rank: int, count: int) -> Steps:
+        options = {"window": 2, "token_budget": 30, "on_bad_sample": "quarantine"}
+        return check_goes_on(lambda: make_loader(Numbers(0, count), **options), None, read)
+
     counts = (5, 7, 13)
     for count, results in zip(counts, run_each(2, resume_after_each_step, zip(counts)), strict=True):
         values = get_values(results)
@@ -149,14 +128,10 @@ def test_a_rank_goes_on_in_a_round_for_which_it_has_drawn_nothing() -> None:
 
 def test_what_has_no_common_order_is_refused() -> None:
     """Spec: R14.1."""
-    for dataset, options in (
-        (Stream(0, 9), {"shuffle": False}),
-        (Numbers(0, 9), {"shuffle": False, "sampler": [1, 2]}),
-    ):
-        with pytest.raises(
-            UsageError, match=r"shard='shared' (needs a map-style data set|with a sampler needs update_samples)"
-        ):
-            ODBDataLoader(dataset, **nested(**(SETTINGS | options)))
+    with pytest.raises(UsageError, match="shard='shared' needs a map-style data set"):
+        make_loader(Stream(0, 9), shuffle=False)
+    with pytest.raises(UsageError, match="shard='shared' with a sampler needs update_samples"):
+        make_loader(shuffle=False, sampler=[1, 2])
 
 
 def test_the_places_of_what_is_drawn_are_known_by_number() -> None:

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from odb_ref.torch import ODBDataLoader
 from odb_ref.trace.check import Property, Status, check_traces
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate
+from tests.torch.data import Numbers, make_loader
 from tests.torch.ranks import get_values, run_each
 
 SHARDS = (90, 37)
@@ -21,23 +19,15 @@ FRIENDLY = {
 }
 
 
-def read(rank: int, options: dict[str, Any]) -> list[tuple[list[int], float]]:
-    """Returns what each batch holds, and its share of the loss."""
-    data = Numbers(1000 * rank, SHARDS[rank])
-    settings = {
-        "token_budget": 150,
-        "window": 24,
-        "collate_fn": collate,
-        "shard": "given",
-        "shuffle": True,
-        "num_workers": 0,
-    }
-    found = []
-    with ODBDataLoader(data, **nested(**(settings | options))) as loader:
+def read(rank: int, options: dict[str, Any]) -> list[list[int]]:
+    """Returns what each batch holds."""
+    settings = {"token_budget": 150, "window": 24, "shard": "given", "shuffle": True}
+    with make_loader(Numbers(1000 * rank, SHARDS[rank]), **settings, **options) as loader:
+        found = []
         for batch, info in loader.steps():
             assert info.is_idle == (info.local_samples == 0)
-            found.append(([] if info.is_idle else batch["numbers"], info.loss_scale))
-    return found
+            found.append([] if info.is_idle else batch["numbers"])
+        return found
 
 
 def square(tokens: int) -> int:
@@ -68,11 +58,11 @@ def test_every_batch_of_a_job_is_friendly_or_meets_others_of_its_cost(jobs: list
     for (options, checked, status), case, results in zip(jobs, cases, found, strict=True):
         steps = get_values(results)
         assert len(steps[0]) == len(steps[1])
-        counts = [len(numbers) for rank in steps for numbers, _ in rank]
+        counts = [len(numbers) for rank in steps for numbers in rank]
         assert set(counts) <= set(FRIENDLY.get(options.get("sizes", ""), counts)), options
         assert max(counts) > 3
-        assert sorted(n for numbers, _ in steps[0] for n in numbers) == list(range(SHARDS[0]))
-        assert sorted(n for numbers, _ in steps[1] for n in numbers) == list(range(1000, 1000 + SHARDS[1]))
+        for rank, (own, samples) in enumerate(zip(steps, SHARDS, strict=True)):
+            assert sorted(n for numbers in own for n in numbers) == list(range(1000 * rank, 1000 * rank + samples))
         verdict = check_traces(sorted(case["trace"].parent.iterdir()), is_replayed=status is Status.HOLDS)
         assert not verdict.violations
         assert verdict.jobs[0].get_status(checked) is status

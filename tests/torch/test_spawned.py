@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 from odb_ref import compat
-from odb_ref.torch import JobError, ODBDataLoader, apply
-from tests.helpers.options import nested
+from odb_ref.torch import JobError, apply
+from tests.torch import data
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +41,13 @@ def get_samples(samples: list[dict[str, Any]]) -> list[tuple[int, int]]:
     return [(sample["number"], sample["pid"]) for sample in samples]
 
 
+OPTIONS: dict[str, Any] = {"collate_fn": get_samples, "num_workers": 1, "multiprocessing_context": "forkserver"}
+make_loader = partial(data.make_loader, token_budget=12, window=1024, **OPTIONS)
+
+
 def test_processes_stay_for_the_next_epoch_while_nothing_has_changed() -> None:
-    data: Any = Where()
-    options: dict[str, Any] = {"token_budget": 12, "collate_fn": get_samples, "num_workers": 1}
-    with ODBDataLoader(data, **nested(multiprocessing_context="forkserver", **options)) as loader:
+    samples: Any = Where()
+    with make_loader(samples) as loader:
         epochs = [sorted(item for batch in loader for item in batch) for _ in range(2)]
         service: Any = loader._session._service
         stayed = service._process
@@ -51,7 +55,7 @@ def test_processes_stay_for_the_next_epoch_while_nothing_has_changed() -> None:
         server = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1]
         has_torch = "libtorch" in Path(f"/proc/{server}/maps").read_text()
         assert has_torch, "its workers would each import torch"
-        data.offset = 100
+        samples.offset = 100
         iter(loader)  # make soak waits for its samples, since another worker would import torch
         assert service._process is not stayed
         assert not stayed.is_alive()
@@ -65,13 +69,12 @@ def test_a_loader_made_from_another_keeps_processes_unless_told_not_to(
     way: str, given: dict[str, Any], *, stays: bool
 ) -> None:
     """A DataLoader's default of False counted as a choice. It cannot be told from one, unless `apply` itself is told."""
-    data: Any = Where()
-    options: dict[str, Any] = {"collate_fn": get_samples, "num_workers": 1, "multiprocessing_context": "forkserver"}
+    samples: Any = Where()
     loader: Any
     if way == "compat.ODBDataLoader":
-        loader = compat.ODBDataLoader(data, token_budget=12, **options, **given)
+        loader = compat.ODBDataLoader(samples, token_budget=12, **OPTIONS, **given)
     else:
-        loader = DataLoader(data, **options)
+        loader = DataLoader(samples, **OPTIONS)
         made = (apply if way == "apply" else compat.apply)(loader, token_budget=12, **given)
         loader = made if way == "apply" else loader
     with loader:
@@ -94,16 +97,15 @@ class Counted(Where):
 
 @pytest.mark.deep
 def test_what_cannot_be_compared_is_sent_anew() -> None:
-    data: Any = Counted()
-    options: dict[str, Any] = {"token_budget": 12, "collate_fn": get_samples, "num_workers": 1}
-    with ODBDataLoader(data, **nested(multiprocessing_context="forkserver", **options)) as loader:
+    samples: Any = Counted()
+    with make_loader(samples) as loader:
         epochs = []
         for offset in (0, 100):
-            data.offset = offset
+            samples.offset = offset
             epochs.append(sorted(item for batch in loader for item in batch))
     assert {pid for _, pid in epochs[0]}.isdisjoint(pid for _, pid in epochs[1])
     assert [[number for number, _ in items] for items in epochs] == [[*range(12)], [*range(100, 112)]]
-    assert data.count.value == 24
+    assert samples.count.value == 24
 
 
 class Unwelcome(Where):
@@ -126,14 +128,11 @@ class Unwelcome(Where):
 @pytest.mark.parametrize("name", ["odb-loader", "Process", "odb-collate"])
 def test_what_cannot_be_rebuilt_in_another_process_is_told(name: str, method: str) -> None:
     """It was taken for a missing guard. With more than a pipe holds behind it, the rank waited for ever."""
-    data: Any = Unwelcome("nowhere" if name == "odb-collate" else name)
+    samples: Any = Unwelcome("nowhere" if name == "odb-collate" else name)
     collate: Any = Unwelcome("odb-collate")
     collate.ballast = b"0" * 1_000_000
-    options: dict[str, Any] = {"token_budget": 12, "collate_fn": collate, "num_workers": 1}
-    with (
-        ODBDataLoader(data, **nested(multiprocessing_context=method, **options)) as loader,
-        pytest.raises(JobError, match="RuntimeError: not here"),
-    ):
+    loader = make_loader(samples, collate_fn=collate, multiprocessing_context=method)
+    with loader, pytest.raises(JobError, match="RuntimeError: not here"):
         list(loader)
 
 
@@ -145,10 +144,6 @@ class Fatal(Where):
 
 
 def test_a_process_that_ends_before_it_begins_says_what_may_be_missing() -> None:
-    data: Any = Fatal()
-    options: dict[str, Any] = {"token_budget": 12, "collate_fn": get_samples, "num_workers": 1}
-    with (
-        ODBDataLoader(data, **nested(multiprocessing_context="forkserver", **options)) as loader,
-        pytest.raises(JobError, match=r"exit code 1\) before it began\. .* work under if __name__ == '__main__'"),
-    ):
+    said = r"exit code 1\) before it began\. .* work under if __name__ == '__main__'"
+    with make_loader(Fatal()) as loader, pytest.raises(JobError, match=said):
         list(loader)

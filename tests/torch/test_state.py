@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,30 +13,22 @@ import torch
 from torch.utils.data import Sampler
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, Stream, check_goes_on, collate, make_sample, read
+from tests.torch import data
+from tests.torch.data import Numbers, Stream, check_goes_on, make_sample, read
 from tests.torch.ranks import get_values, run_each, run_ranks
 from tests.torch.states import change, check_refused
 
-SETTINGS: dict[str, Any] = {
-    "token_budget": 60,
-    "window": 10,
-    "collate_fn": collate,
-    "shuffle": True,
-    "timeout_s": 20,
-    "accumulation_steps": 3,
-}
 COUNT = 47
 
 
 def make_loader(dataset: Any = None, **options: Any) -> ODBDataLoader:
-    data = Numbers(0, COUNT) if dataset is None else dataset
-    return ODBDataLoader(data, **nested(**(SETTINGS | options)))
+    settings: dict[str, Any] = {"window": 10, "shuffle": True, "accumulation_steps": 3}
+    return data.make_loader(Numbers(0, COUNT) if dataset is None else dataset, **settings | options)
 
 
-def save(steps: int, **options: Any) -> Any:
+def save(steps: int, dataset: Any = None, **options: Any) -> Any:
     """Returns the state after some steps."""
-    with make_loader(**options) as loader:
+    with make_loader(dataset, **options) as loader:
         read(loader, steps)
         return loader.state_dict()
 
@@ -45,25 +38,16 @@ def read_on(loader: ODBDataLoader, limit: int | None = None) -> list[Any]:
     return read(loader) + read(loader) if limit is None else read(loader, limit)
 
 
-def save_and_go_on(rank: int, options: dict[str, Any]) -> None:
-    with make_loader(**options) as loader:
-        steps = len(read(loader))
-    check_goes_on(lambda: make_loader(**options), range(steps + 1), read_on)
-
-
 def test_the_same_ranks_go_on_identically_to_a_quota_and_in_the_next_epoch() -> None:
     """Saved after any step. tests/torch/test_resume_matrix.py covers whole epochs."""
-    get_values(run_ranks(2, save_and_go_on, {"mode": "quota", "quota": 30}, timeout_s=120))
+    make = partial(make_loader, mode="quota", quota=30)
 
+    def save_and_go_on(rank: int) -> None:
+        with make() as loader:
+            steps = len(read(loader))
+        check_goes_on(make, range(steps + 1), read_on)
 
-class Holed(Stream):
-    """A stream in which every third sample has no tokens."""
-
-    def __iter__(self) -> Iterator[Any]:
-        for sample in super().__iter__():
-            if sample["number"] % 3 == 0:
-                sample["input_ids"] = sample["input_ids"][:0]
-            yield sample
+    get_values(run_ranks(2, save_and_go_on, timeout_s=120))
 
 
 class Named(Numbers):
@@ -73,18 +57,13 @@ class Named(Numbers):
         return super().__getitem__(int(name.removeprefix("sample ")))
 
 
-KINDS: dict[str, Callable[[int, int], dict[str, Any]]] = {
-    "stream": lambda start, count: {"dataset": Stream(start, count)},
-    "holed": lambda start, count: {
-        "dataset": Holed(start, count),
-        "on_bad_sample": "quarantine",
-        "max_bad_samples": 0.5,
-    },
-    "keyed": lambda start, count: {
-        "dataset": Named(start, count),
-        "sampler": [f"sample {number}" for number in range(count)],
-    },
+HOLED = {"on_bad_sample": "quarantine", "max_bad_samples": 0.5}
+KINDS: dict[str, tuple[Any, Callable[[int], dict[str, Any]]]] = {
+    "stream": (Stream, lambda count: {}),
+    "holed": (partial(Stream, bad=range(1, 47, 3), fault="empty"), lambda count: HOLED),
+    "keyed": (Named, lambda count: {"sampler": [f"sample {number}" for number in range(count)]}),
 }
+"""The data set, and the options for its number of samples."""
 
 
 def read_all(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, list[int], float]]:
@@ -100,12 +79,11 @@ def read_all(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int,
 def save_idle(rank: int, kind: str, options: dict[str, Any]) -> list[list[int]]:
     """Checks states from before and after the second rank's samples end. Returns what the rank replayed."""
 
+    start, count = ((2000, 47), (1010, 20))[rank]
+    dataset, list_options = KINDS[kind]
+
     def make() -> ODBDataLoader:
-        settings = KINDS[kind](*[(2000, 47), (1010, 20)][rank])
-        dataset = settings.pop("dataset")
-        return ODBDataLoader(
-            dataset, **nested(token_budget=60, collate_fn=collate, timeout_s=20, shard="given", **options, **settings)
-        )
+        return data.make_loader(dataset(start, count), shard="given", **options, **list_options(count))
 
     # A map-style data set replays the first sample instead, because what had been read before is not read again.
     whole = check_goes_on(make, range(2, 13, 5), read if kind == "keyed" else read_all)
@@ -131,11 +109,9 @@ def test_states_that_do_not_fit_are_refused() -> None:
     state = save(2)
     with make_loader() as loader, pytest.raises(UsageError, match="version 3, but this library reads version 5"):
         loader.load_state_dict({"version": 3})
+    said = r"not what a loader's .* pass the state itself, or to JobState"
     for wrapped in ({"loader": state}, {"odb_ranks": json.dumps([state])}):
-        with (
-            make_loader() as loader,
-            pytest.raises(UsageError, match=r"not what a loader's .* pass the state itself, or to JobState"),
-        ):
+        with make_loader() as loader, pytest.raises(UsageError, match=said):
             loader.load_state_dict(wrapped)
     with make_loader() as loader, pytest.raises(UsageError, match="version 1"):
         loader.load_state_dict(state | {"version": 1})
@@ -169,18 +145,17 @@ def test_a_loaded_state_does_not_stand_for_another_epoch() -> None:
         assert loader.state_dict() == state
 
 
-def load_another_rank_s_state(rank: int) -> str:
-    state = save(2)
-    with make_loader() as loader:
-        loader.load_state_dict(change(state, rank=1))
-        with pytest.raises((UsageError, JobError)) as caught:
-            read(loader)
-        loader.load_state_dict(state)
-        assert read(loader)  # the exchange continues
-        return f"{caught.type.__name__}: {caught.value}"
-
-
 def test_a_state_that_one_rank_refuses_ends_the_epoch_on_all() -> None:
+    def load_another_rank_s_state(rank: int) -> str:
+        state = save(2)
+        with make_loader() as loader:
+            loader.load_state_dict(change(state, rank=1))
+            with pytest.raises((UsageError, JobError)) as caught:
+                read(loader)
+            loader.load_state_dict(state)
+            assert read(loader)  # the exchange continues
+            return f"{caught.type.__name__}: {caught.value}"
+
     results = run_ranks(2, load_another_rank_s_state)
     what = "UsageError: load_state_dict: rank 0 was not given its own state, only that of rank 1"
     assert get_values(results) == [what, f"JobError: rank 0 failed: {what}"]
@@ -208,22 +183,20 @@ def test_samples_that_have_become_shorter_are_noticed_even_where_the_epoch_ends_
             read(loader)
 
 
-def save_at_the_quota(rank: int, base: list[Any]) -> tuple[int, dict[str, Any]]:
-    with make_loader(mode="quota", quota=20, accumulation_steps=1) as loader:
-        if base:
-            loader.load_state_dict(base)
-        count, state = 0, loader.state_dict()
-        for batch in loader:
-            count += len(batch["numbers"])
-            state = loader.state_dict()
-        return count, state
-
-
 def test_other_numbers_of_ranks_do_not_go_beyond_a_quota_that_is_met() -> None:
-    results = run_ranks(2, save_at_the_quota, [])
-    assert sum(result.value[0] for result in results) >= 20
-    for result in run_ranks(3, save_at_the_quota, [result.value[1] for result in results]):
-        assert result.value[0] == 0
+    def save_at_the_quota(rank: int, base: list[Any]) -> tuple[int, dict[str, Any]]:
+        with make_loader(mode="quota", quota=20, accumulation_steps=1) as loader:
+            if base:
+                loader.load_state_dict(base)
+            count, state = 0, loader.state_dict()
+            for batch in loader:
+                count += len(batch["numbers"])
+                state = loader.state_dict()
+            return count, state
+
+    counts, states = zip(*get_values(run_ranks(2, save_at_the_quota, [])), strict=True)
+    assert sum(counts) >= 20
+    assert [count for count, _ in get_values(run_ranks(3, save_at_the_quota, list(states)))] == [0] * 3
 
 
 class Remembering(Sampler[int]):
@@ -307,18 +280,19 @@ def test_a_stream_in_another_order_is_noticed_wherever_it_was_saved(num_workers:
                 read(other)
 
 
-def save_in_part(rank: int, base: list[Any], keys: str) -> Any:
-    with make_loader() as loader:
-        if base:
-            loader.load_state_dict([change(state, keys=keys or state["keys"]) for state in base])
-        read(loader, 3)
-        return loader.state_dict()
-
-
 def test_other_ranks_compare_the_order_of_all() -> None:
     """Spec: R10.4. Checks: RESUME."""
-    states = [result.value for result in run_ranks(2, save_in_part, [], "")]
+
+    def save_in_part(rank: int, base: list[Any], keys: str) -> Any:
+        with make_loader() as loader:
+            if base:
+                loader.load_state_dict([change(state, keys=keys or state["keys"]) for state in base])
+            read(loader, 3)
+            return loader.state_dict()
+
+    states = get_values(run_ranks(2, save_in_part, [], ""))
     assert len({state["keys"] for state in states}) == 1
-    assert not any(result.error for result in run_ranks(3, save_in_part, states, ""))
-    for result in run_ranks(3, save_in_part, states, "47:0123456789abcdef"):
+    good, bad = run_each(3, save_in_part, [(states, ""), (states, "47:0123456789abcdef")])
+    get_values(good)
+    for result in bad:
         assert "the order of the samples has changed" in result.text

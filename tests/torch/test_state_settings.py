@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,17 @@ import torch.distributed as dist
 from odb_ref.core.errors import UsageError
 from odb_ref.torch import JobError, ODBDataLoader
 from odb_ref.torch.plan.state import compute_digest
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate, read
-from tests.torch.ranks import run_ranks
+from tests.torch import data
+from tests.torch.data import Numbers, read
+from tests.torch.ranks import get_values, run_ranks
 from tests.torch.states import check_refused
 
 COUNT = 40
-SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 6, "collate_fn": collate, "timeout_s": 20}
 
 
-def make_loader(**options: Any) -> ODBDataLoader:
-    dataset, settings = options.pop("dataset", Numbers(0, COUNT)), SETTINGS | options
-    if settings.get("update_samples") is not None:
-        del settings["window"]  # an update is a window
-    return ODBDataLoader(dataset, **nested(**settings))
+def make_loader(dataset: Any = None, **options: Any) -> ODBDataLoader:
+    window = {} if options.get("update_samples") else {"window": 6}  # an update is a window
+    return data.make_loader(dataset, **window | options)
 
 
 def save(**options: Any) -> dict[str, Any]:
@@ -84,8 +82,8 @@ def test_one_order_of_all_ranks_goes_on_with_other_settings(options: dict[str, A
         state = loader.state_dict()
     with make_loader(shuffle=True, **options) as loader:
         loader.load_state_dict(state)
-        after = read(loader)
-    assert sorted(number for _, numbers, _ in before + after for number in numbers) == list(range(COUNT))
+        before += read(loader)
+    assert sorted(number for _, numbers, _ in before for number in numbers) == list(range(COUNT))
 
 
 @pytest.mark.parametrize(("steps", "options"), [(5, {}), (8, {"token_budget": 50}), (18, {"token_budget": 50})])
@@ -127,12 +125,12 @@ def test_a_data_set_that_grows_inside_an_epoch_does_not_go_on_as_the_larger_one(
     """Checks: RESUME. The epoch keeps the order of the smaller one."""
     samples = [{"number": number, "input_ids": torch.zeros(7, dtype=torch.int64)} for number in range(COUNT)]
     options = {"collate_fn": get_numbers, "shuffle": True}
-    with make_loader(dataset=samples, **options) as loader:
+    with make_loader(samples, **options) as loader:
         _, info = next(loader.steps())
         samples.append(samples[0] | {"number": COUNT})
         state = loader.state_dict()
     refuse(state, "samples of the data set: saved 40, now 41", dataset=samples, **options)
-    with make_loader(dataset=samples[:COUNT], **options) as loader:
+    with make_loader(samples[:COUNT], **options) as loader:
         loader.load_state_dict(state)
         assert sum(later.local_samples for _, later in loader.steps()) == COUNT - info.local_samples
 
@@ -174,22 +172,20 @@ def test_between_two_epochs_a_state_fits_other_settings_but_not_another_order() 
     refuse(state, message, shard="given", seed=3)
 
 
-def save_at_other_steps(rank: int, update_samples: int | None) -> Any:
-    options: dict[str, Any] = {"shuffle": True, "update_samples": update_samples}
-    with make_loader(**options) as loader:
-        states = [loader.state_dict() for _, info in loader.steps() if info.is_update_end]
-    with make_loader(**options) as loader:
-        loader.load_state_dict(states[1 + rank])
-        try:
-            return states[1 + rank], read(loader)
-        except JobError as error:
-            return states[1 + rank], str(error)
-
-
 @pytest.mark.parametrize("update_samples", [None, 8])
 def test_states_of_different_steps_are_named_as_such(update_samples: int | None) -> None:
-    (first, told), (second, told_other) = (r.value for r in run_ranks(2, save_at_other_steps, update_samples))
-    assert "load states that" in told
+    make = partial(make_loader, shuffle=True, update_samples=update_samples)
+
+    def save_at_other_steps(rank: int) -> Any:
+        with make() as loader:
+            states = [loader.state_dict() for _, info in loader.steps() if info.is_update_end]
+        with make() as loader:
+            loader.load_state_dict(states[1 + rank])
+            with pytest.raises(JobError, match="load states that") as caught:
+                read(loader)
+        return states[1 + rank], str(caught.value)
+
+    (first, told), (second, told_other) = get_values(run_ranks(2, save_at_other_steps))
     assert told_other == told
     with (
         make_loader() as loader,
@@ -199,16 +195,12 @@ def test_states_of_different_steps_are_named_as_such(update_samples: int | None)
 
 
 def test_other_settings_and_another_number_of_ranks_need_all_states() -> None:
-    first, second = (result.value for result in run_ranks(2, save_on))
+    first, second = get_values(run_ranks(2, lambda rank: save()))
     message = r"ranks: saved 2, now 1; token_budget: saved 60, now 50.*states of all ranks"
     refuse(first, message, token_budget=50)
     with make_loader(token_budget=50) as loader:
         loader.load_state_dict([first, second])
         assert read(loader)
-
-
-def save_on(rank: int) -> dict[str, Any]:
-    return save()
 
 
 # Keys ----------------------------------------------------------------------------------------------------------------
@@ -243,11 +235,11 @@ class Named(Numbers):
 @pytest.mark.parametrize("make", [list, as_numpy, as_tensors, as_arrays, as_dicts])
 def test_keys_of_any_library_in_another_order_are_noticed(make: Any) -> None:
     """Checks: ONCE, COVER."""
-    data = Named(0, COUNT)
+    named = Named(0, COUNT)
     numbers = list(range(COUNT))
-    state = save(dataset=data, sampler=make(numbers))
-    refuse(state, "has changed since the state was saved", dataset=data, sampler=make(numbers[::-1]))
-    with make_loader(dataset=data, sampler=make(numbers)) as loader:
+    state = save(dataset=named, sampler=make(numbers))
+    refuse(state, "has changed since the state was saved", dataset=named, sampler=make(numbers[::-1]))
+    with make_loader(named, sampler=make(numbers)) as loader:
         loader.load_state_dict(state)
         assert read(loader)
 
@@ -276,27 +268,15 @@ def test_loading_a_state_leaves_the_epoch_under_way(num_workers: int) -> None:
         state = loader.state_dict()
         next(steps)
         loader.load_state_dict(state)
-        with pytest.raises(
-            UsageError, match="load_state_dict was called, so the next iteration over its loader continues"
-        ):
+        said = "load_state_dict was called, so the next iteration over its loader continues"
+        with pytest.raises(UsageError, match=said):
             next(steps)
         assert loader.state_dict() == state
         assert read(loader) == whole[4:]
 
 
-def leave_and_load(rank: int) -> Any:
-    with make_loader(shuffle=True) as loader:
-        whole = read(loader)
-        loader.set_epoch(0)
-        steps = loader.steps()
-        for _ in range(4):
-            next(steps)
-        loader.load_state_dict(loader.state_dict())
-        return read(loader) == whole[4:]
-
-
 def test_ranks_that_load_together_go_on_together() -> None:
-    assert [result.value for result in run_ranks(3, leave_and_load)] == [True] * 3
+    get_values(run_ranks(3, lambda rank: test_loading_a_state_leaves_the_epoch_under_way(0)))
 
 
 def test_a_loaded_state_that_is_dropped_is_spoken_of() -> None:
@@ -316,8 +296,7 @@ def test_a_loaded_state_that_is_dropped_is_spoken_of() -> None:
         loader.set_epoch(0)
         with pytest.warns(RuntimeWarning, match=r"chosen epoch 0.*dropped.*epoch 1 after 0 steps"):
             read(loader)
-    with make_loader() as loader, warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with make_loader() as loader, warnings.catch_warnings(action="error"):
         loader.load_state_dict(begun)
         loader.set_epoch(2)  # nothing of it was taken
         read(loader, 1)
@@ -330,23 +309,17 @@ def test_a_loaded_state_that_is_dropped_is_spoken_of() -> None:
         read(loader)
 
 
-def save_after_the_group(rank: int) -> Any:
-    loader = make_loader(shard="given")
-    before = make_loader(shard="given")
-    read(loader, 5)
-    state = loader.state_dict()
-    dist.destroy_process_group()
-    same = loader.state_dict() == state
-    loader.close()
-    try:
-        before.state_dict()
-    except UsageError as error:
-        return same, loader.state_dict() == state, str(error)
-
-
 def test_a_state_outlives_the_process_group() -> None:
-    for result in run_ranks(2, save_after_the_group):
-        same, is_kept, text = result.value
-        assert same
-        assert is_kept
-        assert "is stale" in text
+    def save_after_the_group(rank: int) -> None:
+        loader = make_loader(shard="given")
+        before = make_loader(shard="given")
+        read(loader, 5)
+        state = loader.state_dict()
+        dist.destroy_process_group()
+        assert loader.state_dict() == state
+        loader.close()
+        with pytest.raises(UsageError, match="is stale"):
+            before.state_dict()
+        assert loader.state_dict() == state
+
+    get_values(run_ranks(2, save_after_the_group))

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch import ODBDataLoader, StepInfo
+from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.loop import MemoryFit, StepGuard
 from odb_ref.torch.loop import guard as guard_module
 from odb_ref.torch.loop.splitting import find_count, split_batch
@@ -33,7 +33,7 @@ from tests.torch.models import (
     list_updates,
     make_model,
 )
-from tests.torch.ranks import get_values, run_each, run_ranks
+from tests.torch.ranks import check_errors, get_values, run_each, run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
@@ -72,8 +72,9 @@ class Faults:
         self.chance = chance
         self.most = most
         self.count = 0
-        self.passes: list[tuple[int, ...]] = []
-        """The samples of each pass that completed."""
+
+    def compute(self, model: nn.Module, batch: dict[str, Any], reduction: str) -> torch.Tensor:
+        return compute_loss(model, batch, reduction)
 
     def compute_loss(self, model: nn.Module, batch: dict[str, Any], reduction: str = "mean") -> torch.Tensor:
         place = ""
@@ -90,18 +91,16 @@ class Faults:
                     raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: injected")
                 return FailingBackward.apply(output)
 
-            handles.append(model[1].register_forward_hook(fail))
+            layer = next(module for module in model.modules() if isinstance(module, nn.Tanh))
+            handles.append(layer.register_forward_hook(fail))
         try:
-            loss = compute_loss(model, batch, reduction)
+            loss = self.compute(model, batch, reduction)
         finally:
             for handle in handles:
                 handle.remove()
         if place == "loss":
             raise torch.OutOfMemoryError("CUDA out of memory: injected")
-        if place == "first":
-            return FailingBackward.apply(loss)
-        self.passes.append(tuple(batch["numbers"]))
-        return loss
+        return FailingBackward.apply(loss) if place == "first" else loss
 
 
 def train(
@@ -132,10 +131,6 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-def train_variants(rank: int) -> Any:
-    return [train(rank, 0.5, seed, options) for seed, options in enumerate(VARIANTS)]
-
-
 def test_gradients_are_exact_on_one_process_whatever_fails() -> None:
     for seed, options in enumerate(VARIANTS[:3]):
         epochs, failures, token_budget = train(0, 0.5, seed, options)
@@ -145,10 +140,11 @@ def test_gradients_are_exact_on_one_process_whatever_fails() -> None:
 
 
 def test_gradients_are_exact_on_two_processes_whatever_fails() -> None:
-    values = get_values(run_ranks(2, train_variants, timeout_s=200))
-    for variant in zip(*values, strict=True):
-        check_updates([updates for (updates,), _, _ in variant], sum(SIZES))
-        assert sum(failures for _, failures, _ in variant) > 3
+    cases = [(0.5, seed, options) for seed, options in enumerate(VARIANTS)]
+    for results in run_each(2, train, cases, timeout_s=200):
+        values = get_values(results)
+        check_updates([updates for (updates,), _, _ in values], sum(SIZES))
+        assert sum(failures for _, failures, _ in values) > 3
 
 
 @pytest.mark.deep
@@ -216,14 +212,14 @@ def test_parameters_that_one_rank_uses_are_averaged_and_others_left_alone() -> N
 
 def train_with_less(rank: int) -> Any:
     """Returns by epoch the largest batch, and the failures so far. Rank 1 holds at most 60 tokens."""
+
+    def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        if rank == 1 and batch["input_ids"].numel() > 60:
+            raise torch.OutOfMemoryError("CUDA out of memory: injected")
+        return compute_loss(model, batch)
+
     found = []
     with ODBDataLoader(Numbers(60 * rank, 60), **nested(**OPTIONS)) as loader:
-
-        def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
-            if rank == 1 and batch["input_ids"].numel() > 60:
-                raise torch.OutOfMemoryError("CUDA out of memory: injected")
-            return compute_loss(model, batch)
-
         guard = StepGuard(make_model(), step, lower_budget=loader.accept_budget)
         for _ in range(3):
             tokens, numbers = [], []
@@ -245,13 +241,6 @@ def test_what_one_rank_cannot_hold_becomes_the_budget_of_all() -> None:
     assert values[1][0][1] > 0
 
 
-def guard_inside(rank: int) -> str:
-    model = nn.Sequential(DistributedDataParallel(make_model()))
-    with pytest.raises(UsageError) as caught:
-        StepGuard(model, compute_loss)
-    return str(caught.value)
-
-
 def test_an_engine_of_deepspeed_is_refused() -> None:
     engine = type("DeepSpeedEngine", (nn.Module,), {"__module__": "deepspeed.runtime.engine"})()
     with pytest.raises(UsageError, match="DeepSpeed's engine has collectives of its own"):
@@ -259,8 +248,11 @@ def test_an_engine_of_deepspeed_is_refused() -> None:
 
 
 def test_a_wrapper_that_hides_what_averages_is_refused() -> None:
-    for result in run_ranks(2, guard_inside):
-        assert "DistributedDataParallel stands inside a Sequential" in result.value, result
+    def guard_inside(rank: int) -> None:
+        StepGuard(nn.Sequential(DistributedDataParallel(make_model())), compute_loss)
+
+    said = "DistributedDataParallel stands inside a Sequential"
+    check_errors(run_ranks(2, guard_inside), said, error="UsageError")
 
 
 def test_a_parameter_outside_the_model_is_refused() -> None:
@@ -280,14 +272,12 @@ def test_a_parameter_outside_the_model_is_refused() -> None:
 
 
 def fail_for_good(rank: int, error: Exception, accumulation_steps: int) -> Any:
-    model = make_model()
-
     def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
         if rank == 1:
             raise error
         return compute_loss(model, batch)
 
-    guard = StepGuard(model, step)
+    guard = StepGuard(make_model(), step)
     options = OPTIONS | {"accumulation_steps": accumulation_steps}
     with ODBDataLoader(Numbers(20 * rank, 20), **nested(**options)) as loader:
         for batch, info in loader.steps():
@@ -340,20 +330,13 @@ def train_sharded(rank: int, kind: str, options: dict[str, Any], least: int = 31
 
     guard = StepGuard(wrapped, step, memory=FIT)
     choose = random.Random(rank)
-    steps = 0
-
-    def run(batch: Any, info: StepInfo) -> None:
-        nonlocal steps
-        steps += 1
-        guard.backward(batch, info)
-
     get = get_gradient if kind == "fsdp2" else get_whole_gradient
     with (
         ODBDataLoader(Numbers(sum(SIZES[:rank]), SIZES[rank]), **nested(**(OPTIONS | options))) as loader,
         limited_memory(lambda: choose.uniform(least, 90)),
     ):
-        updates = list_updates(loader, run, partial(get, wrapped))
-    return updates, guard.failures, passes - steps
+        updates = list_updates(loader, guard.backward, partial(get, wrapped))
+        return updates, guard.failures, passes - loader.metrics()["odb/steps"]
 
 
 def get_whole_gradient(model: nn.Module) -> list[float]:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from odb_ref.torch import JobError, ODBDataLoader
+from odb_ref.torch import JobError
 from odb_ref.torch.reading.description import describe
-from tests.helpers.options import nested
+from tests.torch import data
 from tests.torch.data import Numbers, Unspeakable, collate, go_wrong
 from tests.torch.ranks import Result, check_left, get_values, run_each, run_ranks
 
-SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "shard": "given", "timeout_s": 5}
+make_loader = partial(data.make_loader, shard="given", timeout_s=5)
 
 
 def read_raising(rank: int, where: str, kind: str, num_workers: int) -> None:
@@ -36,8 +37,7 @@ def read_raising(rank: int, where: str, kind: str, num_workers: int) -> None:
         return collate(samples)
 
     at = 12 if where == "data set" and rank == 1 else None
-    options = SETTINGS | {"collate_fn": combine, "num_workers": num_workers}
-    with ODBDataLoader(Numbers(0, 40, bad=at, fault=kind), **nested(**options)) as loader:
+    with make_loader(Numbers(0, 40, bad=at, fault=kind), collate_fn=combine, num_workers=num_workers) as loader:
         for _ in loader:
             if num_workers:  # otherwise the trainer is ended, wherever the others are
                 dist.all_reduce(torch.zeros(1))
@@ -83,13 +83,6 @@ def test_what_cannot_be_described_is_described() -> None:
     assert describe(Unspeakable()) == "Unspeakable, whose text raises Panic"
 
 
-def read_blocking(rank: int, num_workers: int) -> None:
-    bad, fault = (range(12, 400), "block") if rank == 0 else (12, "Panic")
-    options = SETTINGS | {"num_workers": num_workers, "collate_fn": collate, "name": "one"}
-    with ODBDataLoader(Numbers(0, 400, bad=bad, fault=fault), **nested(**options)) as loader:
-        list(loader)
-
-
 SCRIPT = """
 import atexit, time
 atexit.register(lambda: print(time.monotonic(), flush=True))  # the last of all: from then on it is the interpreter that ends
@@ -131,14 +124,24 @@ def test_control_c_ends_a_process_whose_data_set_blocks(num_workers: int) -> Non
 
 
 def test_a_rank_that_fails_does_not_wait_for_one_whose_data_set_blocks() -> None:
-    results = run_ranks(2, read_blocking, 1, timeout_s=30)
+    def read_blocking(rank: int) -> None:
+        bad, fault = (range(12, 400), "block") if rank == 0 else (12, "Panic")
+        with make_loader(Numbers(0, 400, bad=bad, fault=fault), num_workers=1, name="one") as loader:
+            list(loader)
+
+    results = run_ranks(2, read_blocking, timeout_s=30)
     check_blamed(results, 1, "Panic")
     assert max(result.seconds for result in results) < 8
 
 
-def hold_the_lock(seconds: int) -> None:
-    """Sleeps while holding the interpreter lock."""
-    ctypes.PyDLL(None).sleep(seconds)
+def hold_the_lock(seconds: int, is_busy: bool = False) -> None:
+    """Holds the interpreter lock asleep, or, a second or two at a time, at work."""
+    if not is_busy:
+        ctypes.PyDLL(None).sleep(seconds)
+        return
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        _ = 7**4_000_000
 
 
 class Holding(Numbers):
@@ -150,11 +153,7 @@ class Holding(Numbers):
 
     def __len__(self) -> int:
         if multiprocessing.current_process().name == "odb-loader":
-            until = time.monotonic() + self.seconds
-            while self.is_busy and time.monotonic() < until:
-                _ = 7**4_000_000  # holds the lock for a second or two, and uses the processor
-            if not self.is_busy:
-                hold_the_lock(self.seconds)
+            hold_the_lock(self.seconds, self.is_busy)
         return super().__len__()
 
 
@@ -170,9 +169,8 @@ def call_in_pairs(rank: int, function: Callable[..., Any], cases: list[tuple[Any
 
 
 def read_holding(rank: int, group: dict[str, Any], seconds: int, limit_s: float, is_busy: bool) -> int:
-    data = Holding(seconds if rank == 1 else 0, is_busy)
-    options = SETTINGS | group | {"collate_fn": collate, "num_workers": 1, "loader_timeout_s": limit_s}
-    with ODBDataLoader(data, **nested(**options)) as loader:
+    samples = Holding(seconds if rank == 1 else 0, is_busy)
+    with make_loader(samples, num_workers=1, loader_timeout_s=limit_s, **group) as loader:
         return sum(1 for _ in loader)
 
 
@@ -189,8 +187,7 @@ def test_a_killed_loader_process_is_noticed_before_its_worker_ends(tmp_path: Pat
         (tmp_path / "held").touch()
         hold_the_lock(6)
 
-    options = SETTINGS | {"collate_fn": collate, "num_workers": 1}
-    with ODBDataLoader(Numbers(0, 400, bad=300, fault=cling), **nested(**options)) as loader:
+    with make_loader(Numbers(0, 400, bad=300, fault=cling), num_workers=1) as loader:
         batches = iter(loader)
         while not (tmp_path / "held").exists():
             next(batches)
@@ -203,8 +200,7 @@ def test_a_killed_loader_process_is_noticed_before_its_worker_ends(tmp_path: Pat
 
 
 def test_a_loader_whose_data_set_blocks_can_be_closed() -> None:
-    data = Numbers(0, 400, bad=range(200, 400), fault="block")
-    loader = ODBDataLoader(data, **nested(num_workers=1, collate_fn=collate, **SETTINGS))
+    loader = make_loader(Numbers(0, 400, bad=range(200, 400), fault="block"), num_workers=1)
     next(iter(loader))
     began = time.monotonic()
     loader.close()
@@ -213,15 +209,10 @@ def test_a_loader_whose_data_set_blocks_can_be_closed() -> None:
 
 def train_holding(rank: int, group: dict[str, Any], seconds: int, is_busy: bool) -> int:
     steps = 0
-    options = SETTINGS | group | {"timeout_s": 2, "collate_fn": collate}
-    with ODBDataLoader(Numbers(0, 60), **nested(**options)) as loader:
+    with make_loader(Numbers(0, 60), timeout_s=2, **group) as loader:
         for _ in loader:
             if rank == 1 and steps == 2:
-                until = time.monotonic() + seconds
-                while is_busy and time.monotonic() < until:
-                    _ = 7**4_000_000
-                if not is_busy:
-                    hold_the_lock(seconds)
+                hold_the_lock(seconds, is_busy)
             steps += 1
     return steps
 
@@ -232,29 +223,37 @@ def test_a_trainer_that_holds_its_lock_is_waited_for_while_it_works_and_else_nam
     check_blamed(idle, 1, "something holds its interpreter lock (Faults(timeout_s=) raises the limit)")
 
 
-def close_beside_one_that_is_stopped(rank: int, closed: Path) -> list[str]:
-    """Returns the threads that are left."""
-    loader = ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS | {"collate_fn": collate, "timeout_s": 30}))
-    next(iter(loader))
-    if rank == 1:
-        if os.fork() == 0:
-            deadline = time.monotonic() + 10
-            while not closed.exists() and time.monotonic() < deadline:
-                time.sleep(0.05)
-            os.kill(os.getppid(), signal.SIGCONT)
-            os._exit(0)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        os.wait()
-    time.sleep(0.5)
-    loader.close()
-    left = [thread.name for thread in threading.enumerate() if thread.name == "odb-exchange"]
-    closed.touch()
-    return left
+def wait_until(is_over: Callable[[], bool]) -> None:
+    """Waits for ten seconds at most."""
+    deadline = time.monotonic() + 10
+    while not is_over() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def stop_until(is_over: Callable[[], bool]) -> None:
+    """Stops this process, which a child of it wakes."""
+    if os.fork() == 0:
+        wait_until(is_over)
+        os.kill(os.getppid(), signal.SIGCONT)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    os.wait()
 
 
 def test_a_loader_is_closed_whole_beside_a_rank_that_is_stopped(tmp_path: Path) -> None:
-    values = get_values(run_ranks(2, close_beside_one_that_is_stopped, tmp_path / "closed", timeout_s=30))
-    assert values == [[], []]
+    def close_beside_one_that_is_stopped(rank: int) -> list[str]:
+        """Returns the threads that are left."""
+        loader = make_loader(Numbers(0, 60), timeout_s=30)
+        next(iter(loader))
+        if rank == 1:
+            stop_until((tmp_path / "closed").exists)
+        time.sleep(0.5)
+        loader.close()
+        left = [thread.name for thread in threading.enumerate() if thread.name == "odb-exchange"]
+        (tmp_path / "closed").touch()
+        return left
+
+    assert get_values(run_ranks(2, close_beside_one_that_is_stopped, timeout_s=30)) == [[], []]
 
 
 def wait_and_listen(rank: int, what: str, num_workers: int, text: str, folder: Path) -> list[str]:
@@ -270,33 +269,25 @@ def wait_and_listen(rank: int, what: str, num_workers: int, text: str, folder: P
     handler.emit = listen  # type: ignore[method-assign]
     logging.getLogger("odb_ref").addHandler(handler)
 
+    def have_both() -> bool:
+        return len(os.listdir(folder)) == 2
+
     def combine(samples: list[Any]) -> Any:
         if rank == 2 and what == "collate" and any(sample["number"] == 30 for sample in samples):
-            wait_for_both(folder)
+            wait_until(have_both)
         return collate(samples)
 
     is_slow = what == "read" and rank == 2
-    slow = Numbers(0, 60, bad=20 if is_slow else None, fault=lambda index: wait_for_both(folder))
-    options = SETTINGS | {"collate_fn": combine, "num_workers": num_workers, "timeout_s": 6 if what == "stop" else 1}
-    with ODBDataLoader(slow, **nested(**options)) as loader:
+    slow = Numbers(0, 60, bad=20 if is_slow else None, fault=lambda index: wait_until(have_both))
+    options = {"collate_fn": combine, "num_workers": num_workers, "timeout_s": 6 if what == "stop" else 1}
+    with make_loader(slow, **options) as loader:
         for step, _ in enumerate(loader):
             if rank == 2 and what == "trainer" and step == 3:
-                wait_for_both(folder)
+                wait_until(have_both)
             if rank == 2 and what == "stop" and step == 3:
-                if os.fork() == 0:
-                    wait_for_both(folder)
-                    os.kill(os.getppid(), signal.SIGCONT)
-                    os._exit(0)
-                os.kill(os.getpid(), signal.SIGSTOP)
-                os.wait()
+                stop_until(have_both)
     logging.getLogger("odb_ref").removeHandler(handler)
     return lines
-
-
-def wait_for_both(folder: Path) -> None:
-    deadline = time.monotonic() + 10
-    while len(os.listdir(folder)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 WAITED_FOR = [
@@ -321,13 +312,10 @@ def test_a_rank_that_waits_says_for_whom(tmp_path: Path) -> None:
 LEAVER = """
 import sys, time
 import torch.distributed as dist
-from odb_ref.torch import ODBDataLoader
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate
+from tests.torch.data import Numbers, make_loader
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=2)
-options = {"token_budget": 60, "window": 8, "shard": "given", "collate_fn": collate, "timeout_s": 600, "name": "one"}
-loader = ODBDataLoader(Numbers(0, 400), **nested(**options))
+loader = make_loader(Numbers(0, 400), shard="given", timeout_s=600, name="one")
 for step, batch in enumerate(loader):
     if step == 3:
         time.sleep(0.3)
@@ -335,17 +323,16 @@ for step, batch in enumerate(loader):
 """
 
 
-def read_and_stop(store: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=1, world_size=2)
-    options = SETTINGS | {"timeout_s": 600, "collate_fn": collate, "name": "one"}
-    for step, _ in enumerate(ODBDataLoader(Numbers(0, 400), **nested(**options))):
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-
 def test_a_leave_that_nobody_takes_note_of_ends_with_the_users_exception(tmp_path: Path) -> None:
     """The leaver is a program, because a forked rank does not end as an interpreter does."""
-    other = multiprocessing.get_context("fork").Process(target=read_and_stop, args=(tmp_path / "store",))
+
+    def read_and_stop() -> None:
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=1, world_size=2)
+        for step, _ in enumerate(make_loader(Numbers(0, 400), timeout_s=600, name="one")):
+            if step == 3:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    other = multiprocessing.get_context("fork").Process(target=read_and_stop)
     other.start()
     command = [sys.executable, "-c", LEAVER, str(tmp_path / "store")]
     leaver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

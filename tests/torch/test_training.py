@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from odb_ref.torch import ODBDataLoader, StepInfo
-from tests.helpers.options import nested
+from odb_ref.torch import StepInfo
+from tests.torch import data
 from tests.torch.data import Numbers, Prompts, Stream, collate, make_sample
 from tests.torch.models import (
     check_gradient,
@@ -23,9 +24,9 @@ from tests.torch.models import (
     list_updates,
     make_model,
 )
-from tests.torch.ranks import get_values, run_each, run_ranks
+from tests.torch.ranks import check_errors, get_values, run_each
 
-SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 12, "collate_fn": collate, "shard": "given", "timeout_s": 20}
+make_loader = partial(data.make_loader, window=12, shard="given")
 
 
 def make_shard(rank: int, sizes: list[int], kind: Any = Numbers) -> Any:
@@ -55,8 +56,8 @@ def train(rank: int, sizes: list[int], options: dict[str, Any], kind: str) -> An
         wrapped.zero_grad()
         return found
 
-    settings = SETTINGS | options
-    with ODBDataLoader(make_shard(rank, sizes, settings.pop("data", Numbers)), **nested(**settings)) as loader:
+    options = dict(options)
+    with make_loader(make_shard(rank, sizes, options.pop("data", Numbers)), **options) as loader:
         return list_updates(loader, step, take), steps
 
 
@@ -71,11 +72,6 @@ STREAMS = [{"data": Stream, "num_workers": workers} for workers in (0, 2)]
 WITHOUT_REPLAY = [{"on_idle": "none", "accumulation_steps": steps} for steps in (1, 4)]
 
 
-def train_all(rank: int, sizes: list[int], kind: str) -> Any:
-    variants: list[dict[str, Any]] = [*VARIANTS, *STREAMS] if kind == "ddp" else VARIANTS[::3]
-    return [train(rank, sizes, options, kind) for options in variants + WITHOUT_REPLAY]
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
@@ -83,9 +79,10 @@ def test_the_gradient_of_uneven_shards_is_that_of_the_union(kind: str) -> None:
     """Checks: ALIGN, COVER, WEIGHT."""
     # https://github.com/pytorch/pytorch/issues/33148
     sizes = [30, 9, 1]
-    values = get_values(run_ranks(3, train_all, sizes, kind, timeout_s=120))
-    for variant in zip(*values, strict=True):
-        updates, steps = zip(*variant, strict=True)
+    variants: list[dict[str, Any]] = [*VARIANTS, *STREAMS] if kind == "ddp" else VARIANTS[::3]
+    cases = [(sizes, options, kind) for options in variants + WITHOUT_REPLAY]
+    for results in run_each(3, train, cases, timeout_s=120):
+        updates, steps = zip(*get_values(results), strict=True)
         assert len(set(steps)) == 1
         check_updates(updates, sum(sizes))
 
@@ -103,11 +100,10 @@ def train_on_prompts(rank: int, masked: list[str], options: dict[str, Any]) -> A
     settings = dict(options)
     own_mean = settings.pop("own_mean", False)
     dataset = Prompts(100 * rank, 12 if rank == 0 else 4, masked[rank])
-    # Batches of about one sample, some of them without a supervised token.
-    loader = ODBDataLoader(dataset, **nested(**(SETTINGS | {"token_budget": 30} | settings)))
     wrapped = wrap(make_model(), "ddp")
     rows = []
-    with loader:
+    # Batches of about one sample, some of them without a supervised token.
+    with make_loader(dataset, token_budget=30, **settings) as loader:
         for batch, info in loader.steps():
             wrapped.zero_grad()
             if own_mean:
@@ -129,58 +125,45 @@ def test_batches_without_a_supervised_token_leave_every_gradient_finite_and_exac
     # https://github.com/instructlab/training/issues/547
     variants: list[dict[str, Any]] = [{}, {"own_mean": True}, {"loss_reduction": "sum"}, {"loss_scaling": "samples"}]
     found = run_each(2, train_on_prompts, [(masked, options) for options in variants])
+    prompts = [Prompts(0, 200, kind) for kind in masked]
     for options, results in zip(variants, found, strict=True):
-        check_finite(masked, options, get_values(results))
-
-
-def check_finite(masked: list[str], options: dict[str, Any], values: list[Any]) -> None:
-    steps = list(zip(*values, strict=True))
-    if masked != ["no", "odd"] and "loss_reduction" not in options:
-        assert any(is_nan for step in steps for is_nan, _, _ in step)
-    data = [Prompts(0, 200, kind) for kind in masked]
-    for step in steps:
-        found = [torch.tensor(gradient, dtype=torch.float64) for _, _, gradient in step]
-        assert torch.isfinite(found[0]).all()
-        assert torch.equal(found[0], found[1])
-        if "loss_scaling" not in options:
-            union = [data[rank][number] for rank, (_, numbers, _) in enumerate(step) for number in numbers]
-            check_gradient(found[0], compute_gradient(union))
-
-
-def read_on_idle(rank: int, on_idle: str) -> Any:
-    options = SETTINGS | {"on_idle": on_idle}
-    with ODBDataLoader(make_shard(rank, [20, 0]), **nested(**options)) as loader:
-        scales = []
-        for batch, info in loader.steps():
-            assert info.is_idle == (batch is None)
-            scales.append(None if batch is None else info.loss_scale)
-        return scales
+        steps = list(zip(*get_values(results), strict=True))
+        if masked != ["no", "odd"] and "loss_reduction" not in options:
+            assert any(is_nan for step in steps for is_nan, _, _ in step)
+        for step in steps:
+            gradient, other = (torch.tensor(gradient, dtype=torch.float64) for _, _, gradient in step)
+            assert torch.isfinite(gradient).all()
+            assert torch.equal(gradient, other)
+            if "loss_scaling" not in options:
+                union = [prompts[rank][number] for rank, (_, numbers, _) in enumerate(step) for number in numbers]
+                check_gradient(gradient, compute_gradient(union))
 
 
 def test_idle_steps_may_be_none_and_else_need_a_sample() -> None:
+    def read_on_idle(rank: int, on_idle: str) -> Any:
+        with make_loader(make_shard(rank, [20, 0]), on_idle=on_idle) as loader:
+            scales = []
+            for batch, info in loader.steps():
+                assert info.is_idle == (batch is None)
+                scales.append(None if batch is None else info.loss_scale)
+            return scales
+
     (busy, idle), replayed = run_each(2, read_on_idle, [("none",), ("replay",)])
     assert all(scale == 2.0 for scale in busy.value)
     assert idle.value == [None] * len(busy.value)
-    for result in replayed:
-        assert result.error == "JobError"
-        assert "rank 1 failed" in result.text
-        assert "idle_sample=" in result.text
-
-
-def read_with_generator(rank: int, seeds: list[int]) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seeds[rank])
-    settings = SETTINGS | {"shard": "auto", "shuffle": True}
-    with ODBDataLoader(Numbers(0, 31), **nested(generator=generator, **settings)) as loader:
-        return [([] if info.is_idle else batch["numbers"]) for _ in range(2) for batch, info in loader.steps()]
+    check_errors(replayed, "rank 1 failed", "idle_sample=")
 
 
 def test_a_generator_seeds_the_shuffling_and_must_be_the_same_on_every_rank() -> None:
     """Checks: COVER, REPLAY."""
+
+    def read_with_generator(rank: int, seeds: list[int]) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(seeds[rank])
+        with make_loader(Numbers(0, 31), generator=generator, shard="auto", shuffle=True) as loader:
+            return [numbers for _ in range(2) for _, numbers, _ in data.read(loader)]
+
     *alike, different = run_each(2, read_with_generator, [([3, 3],), ([3, 3],), ([4, 4],), ([3, 4],)])
     first, second, other = map(get_values, alike)
     assert first == second != other
     assert sorted(n for batches in first for batch in batches for n in batch) == sorted(2 * list(range(31)))
-    for result in different:
-        assert result.error == "JobError"
-        assert "rank 1 is configured differently" in result.text
-        assert "drawn from generator" in result.text
+    check_errors(different, "rank 1 is configured differently", "drawn from generator")

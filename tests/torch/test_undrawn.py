@@ -193,8 +193,7 @@ def test_what_follows_from_the_seed_alone_is_the_same_with_any_number_of_workers
     found = []
     for num_workers in (0, 1, 3):
         loader = ODBDataLoader(OfTheSeed(), token_budget=60, collate_fn=list, num_workers=num_workers)
-        with loader, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # more workers than cores
+        with loader, warnings.catch_warnings(action="ignore"):  # more workers than cores
             found.append([sample["drawn"] for batch in loader for sample in batch])
     assert found[0] == found[1] == found[2]
 
@@ -229,10 +228,7 @@ STEPS: dict[str, Callable[[], object]] = {
 }
 
 
-@given(
-    before=st.lists(st.sampled_from(sorted(STEPS))),
-    inside=st.lists(st.sampled_from(sorted(STEPS))),
-)
+@given(before=st.lists(st.sampled_from(sorted(STEPS))), inside=st.lists(st.sampled_from(sorted(STEPS))))
 @settings(deadline=None)
 def test_numpy_s_state_is_put_back_to_the_last_bit(before: list[str], inside: list[str]) -> None:
     """This includes the second number of a normal pair. Spec: R12.2."""

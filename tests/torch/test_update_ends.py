@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,62 +15,50 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError
 from odb_ref.torch.loop import StepGuard
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate
+from tests.torch import data
+from tests.torch.data import Numbers
 from tests.torch.models import compute_loss, get_gradient, make_model
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import check_errors, get_values, run_ranks
 
 STEPS = 3
-OPTIONS: dict[str, Any] = {
-    "token_budget": 40,
-    "window": 8,
-    "collate_fn": collate,
-    "shard": "given",
-    "accumulation_steps": 2,
-    "num_workers": 1,
-    "timeout_s": 30,
-}
-
-
-def take_and_leave(rank: int) -> list[tuple[int, bool, bool]]:
-    """Returns the update ends reported for the steps that both take. Rank 1 takes the last long before rank 0, and leaves."""
-    found = []
-    with ODBDataLoader(Numbers(100 * rank, 60), **nested(**OPTIONS)) as loader:
-        steps = loader.steps()
-        for number in range(STEPS):
-            if rank == 0 and number == STEPS - 1:
-                dist.barrier()
-            _, info = next(steps)
-            found.append((info.step, info.is_last, info.is_update_end))
-        if rank == 1:
-            loader.close()  # returns when all ranks know
-            dist.barrier()
-    return found
+make_loader = partial(data.make_loader, token_budget=40, shard="given", accumulation_steps=2)
 
 
 def test_a_rank_that_leaves_ends_no_update_of_another() -> None:
     """Spec: R7.1, R7.4. Otherwise one rank would average gradients, or train, with a step that was not the others' last."""
+
+    def take_and_leave(rank: int) -> list[tuple[int, bool, bool]]:
+        """Returns what steps say that both take. Rank 1 takes the last long before rank 0, and leaves."""
+        found = []
+        with make_loader(Numbers(100 * rank, 60), num_workers=1) as loader:
+            steps = loader.steps()
+            for number in range(STEPS):
+                if rank == 0 and number == STEPS - 1:
+                    dist.barrier()
+                _, info = next(steps)
+                found.append((info.step, info.is_last, info.is_update_end))
+            if rank == 1:
+                loader.close()  # returns when all ranks know
+                dist.barrier()
+        return found
+
     values = get_values(run_ranks(2, take_and_leave))
     assert values[0] == values[1]
     assert values[0] == [(0, False, False), (1, False, True), (2, False, False)]
 
 
-def take_and_fail(rank: int) -> list[tuple[int, bool, bool]]:
-    """Does the same for all steps of an epoch that fails. Rank 0 is slow with each, rank 1 is not."""
-    found = []
-    data = Numbers(100 * rank, 60, bad=50 if rank else None, fault="raise")
-    with ODBDataLoader(data, **nested(**OPTIONS)) as loader:
-        try:
+def test_a_failed_epoch_has_no_last_step() -> None:
+    """Spec: R7.1, R7.2. Rank 0 is slow with each step, rank 1 is not."""
+
+    def take_and_fail(rank: int) -> list[tuple[int, bool, bool]]:
+        found = []
+        samples = Numbers(100 * rank, 60, bad=50 if rank else None, fault="raise")
+        with make_loader(samples, num_workers=1) as loader, pytest.raises(JobError):
             for _, info in loader.steps():
                 found.append((info.step, info.is_last, info.is_update_end))
                 time.sleep(0.0 if rank else 0.05)
-        except JobError:
-            return found
-    raise AssertionError("the epoch did not fail")
+        return found
 
-
-def test_a_failed_epoch_has_no_last_step() -> None:
-    """Spec: R7.1, R7.2."""
     values = get_values(run_ranks(2, take_and_fail))
     assert values[0] == values[1]
     assert [end for _, _, end in values[0]] == [bool(step % 2) for step, _, _ in values[0]]
@@ -94,7 +83,7 @@ def test_an_update_that_was_broken_off_adds_nothing_to_the_next(number: int) -> 
     """Preserves: WEIGHT. One epoch is left in the middle of an update, and another follows."""
     model = make_model()
     guard = StepGuard(model, compute_loss)
-    with ODBDataLoader(Numbers(0, 40), **nested(**OPTIONS | {"num_workers": 0, "accumulation_steps": 3})) as loader:
+    with make_loader(accumulation_steps=3) as loader:
         expected = get_gradients_after(guard, model, loader)
         for batch, info in loader.steps():
             guard.backward(batch, info)
@@ -107,7 +96,7 @@ def test_an_update_that_was_broken_off_adds_nothing_to_the_next(number: int) -> 
 def test_gradients_from_before_the_first_update_are_refused() -> None:
     """Preserves: WEIGHT. Gradients of a checkpoint inside an update, or of another guard, would be lost."""
     model = make_model()
-    with ODBDataLoader(Numbers(0, 40), **nested(**OPTIONS | {"num_workers": 0, "accumulation_steps": 3})) as loader:
+    with make_loader(accumulation_steps=3) as loader:
         for batch, info in loader.steps():
             if info.step == 0:
                 StepGuard(model, compute_loss).backward(batch, info)
@@ -133,7 +122,7 @@ def go_on_after_a_failure(rank: int) -> tuple[list[list[float]], list[str]]:
 
     guard = StepGuard(model, step)
     errors = []
-    with ODBDataLoader(Numbers(40 * rank, 40), **nested(**OPTIONS | {"num_workers": 0})) as loader:
+    with make_loader(Numbers(40 * rank, 40)) as loader:
         for batch, info in loader.steps():
             is_bad = rank == 1 and info.step == 2
             try:
@@ -146,10 +135,7 @@ def go_on_after_a_failure(rank: int) -> tuple[list[list[float]], list[str]]:
 
 def test_an_update_that_failed_is_over(plain: list[list[float]]) -> None:
     """Preserves: WEIGHT. A caller that continues nevertheless does so with the next update."""
-    first, second = run_ranks(2, go_on_after_a_failure)
-    assert (first.error, second.error) == ("", ""), (first, second)
-    assert (first.value[1], second.value[1]) == (["JobError"], ["ValueError"])
-    assert first.value[0] == second.value[0] == plain
+    assert get_values(run_ranks(2, go_on_after_a_failure)) == [(plain, ["JobError"]), (plain, ["ValueError"])]
 
 
 def train(rank: int, is_frozen: bool) -> list[list[float]]:
@@ -158,7 +144,7 @@ def train(rank: int, is_frozen: bool) -> list[list[float]]:
     model[0].requires_grad_(not is_frozen)
     guard = StepGuard(model, compute_loss)
     model[0].requires_grad_(True)
-    with ODBDataLoader(Numbers(40 * rank, 40), **nested(**OPTIONS | {"num_workers": 0})) as loader:
+    with make_loader(Numbers(40 * rank, 40)) as loader:
         return get_gradients_after(guard, model, loader)
 
 
@@ -193,14 +179,9 @@ def test_an_optimizer_in_the_backward_pass_is_refused() -> None:
         StepGuard(model, compute_loss)
 
 
-def guard_parts(rank: int) -> str:
-    mesh = init_device_mesh("cpu", (2,))
-    model = parallelize_module(make_model(), mesh, {"2": ColwiseParallel()})
-    with pytest.raises(UsageError) as caught:
-        StepGuard(model, compute_loss)
-    return str(caught.value)
-
-
 def test_a_tensor_parallel_model_is_refused() -> None:
-    for result in run_ranks(2, guard_parts):
-        assert "the model is tensor parallel" in result.value, result
+    def guard_parts(rank: int) -> None:
+        mesh = init_device_mesh("cpu", (2,))
+        StepGuard(parallelize_module(make_model(), mesh, {"2": ColwiseParallel()}), compute_loss)
+
+    check_errors(run_ranks(2, guard_parts), "the model is tensor parallel", error="UsageError")

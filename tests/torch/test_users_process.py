@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ import torch
 from odb_ref.torch import ODBDataLoader, UsageError
 from odb_ref.torch.reading.collator import Made, OwnMemory
 from tests.helpers.capture import capture
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate
-from tests.torch.ranks import run_each, run_ranks
+from tests.torch import data
+from tests.torch.data import Numbers, read_numbers
+from tests.torch.ranks import get_values, run_each, run_ranks
 
-SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": collate}
+make_loader = partial(data.make_loader, Numbers(0, 120), window=16)
 ARRAY = np.zeros(64, dtype=np.int64)
 TENSOR = torch.zeros(64, dtype=torch.int64)
 OBJECT: dict[str, Any] = {}
@@ -48,35 +49,14 @@ def fill(buffer: Any, samples: list[Any]) -> Any:
     return buffer[: len(samples)]
 
 
-def into_a_tensor(samples: list[Any]) -> Any:
-    return {"numbers": fill(TENSOR, samples)}
-
-
-def into_an_array(samples: list[Any]) -> Any:
-    return torch.from_numpy(fill(ARRAY, samples))
-
-
 def into_an_object(samples: list[Any]) -> Any:
     OBJECT["numbers"] = [sample["number"] for sample in samples]
     return OBJECT
 
 
-def into_a_ring(samples: list[Any]) -> Any:
-    return [fill(RING[next(TURN) % 3], samples)]
-
-
-def into_views(samples: list[Any]) -> Any:
-    """Returns bytes of memory that has no name."""
-    return fill(VIEWS[next(TURN) % len(VIEWS)], samples)
-
-
 def into_one_of_its_size(samples: list[Any]) -> Any:
     key = len(samples), max(len(sample["input_ids"]) for sample in samples)
     return fill(BY_SIZE.setdefault(key, torch.zeros(len(samples), dtype=torch.int64)), samples)
-
-
-def into_a_buffer_later(samples: list[Any]) -> Any:
-    return fill(TENSOR if next(TURN) % 100 > 20 else torch.zeros(64, dtype=torch.int64), samples)
 
 
 def into_lent_memory(samples: list[Any]) -> Any:
@@ -95,30 +75,30 @@ def get_numbers(batch: Any) -> list[int]:
             return [int(number) for number in batch]
 
 
-REUSES = [
-    *(into_a_tensor, into_an_array, into_an_object, into_a_ring),
-    *(into_views, into_one_of_its_size, into_a_buffer_later, into_lent_memory),
-]
+REUSES: dict[str, Callable[[list[Any]], Any]] = {
+    "a tensor": lambda samples: {"numbers": fill(TENSOR, samples)},
+    "an array": lambda samples: torch.from_numpy(fill(ARRAY, samples)),
+    "an object": into_an_object,
+    "a ring": lambda samples: [fill(RING[next(TURN) % 3], samples)],
+    "memory without a name": lambda samples: fill(VIEWS[next(TURN) % len(VIEWS)], samples),
+    "one of its size": into_one_of_its_size,
+    "a buffer, later": lambda samples: fill(TENSOR if next(TURN) % 100 > 20 else torch.zeros_like(TENSOR), samples),
+    "lent memory": into_lent_memory,
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", REUSES)
+@pytest.mark.parametrize("function", REUSES.values(), ids=[*REUSES])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_collate_fn_may_use_its_buffer_again(function: Callable[[list[Any]], Any], num_workers: int) -> None:
     """37 of 120 samples were silently lost before, and 19 repeated."""
-    options = SETTINGS | {"collate_fn": function}
     seen, steps = [], []
-    with ODBDataLoader(Numbers(0, 120), **nested(num_workers=num_workers, loss_scaling="none", **options)) as loader:
+    with make_loader(collate_fn=function, num_workers=num_workers, loss_scaling="none") as loader:
         for batch, info in loader.steps():
             seen += get_numbers(batch)
             steps.append((info.step, info.local_samples == len(get_numbers(batch))))
     assert sorted(seen) == list(range(120))
     assert steps == [(step, True) for step in range(len(steps))]
-
-
-def read_reused(rank: int, function: Callable[[list[Any]], Any]) -> None:
-    with ODBDataLoader(Numbers(0, 120), **nested(**(SETTINGS | {"collate_fn": function}))) as loader:
-        list(loader)
 
 
 def into_what_cannot_be_copied(samples: list[Any]) -> Any:
@@ -138,6 +118,11 @@ LOCKED = Holder(None, threading.Lock())
 
 def test_what_is_used_again_and_cannot_be_kept_is_refused_on_every_rank() -> None:
     """Most of an epoch's samples were lost before, and steps were told what belongs to others."""
+
+    def read_reused(rank: int, function: Callable[[list[Any]], Any]) -> None:
+        with make_loader(collate_fn=function) as loader:
+            list(loader)
+
     locked, alias = run_each(2, read_reused, [(into_what_cannot_be_copied,), (into_an_alias,)])
     for results, message in (
         (locked, r"may reuse and that cannot be copied \(TypeError: .*lock"),
@@ -204,7 +189,7 @@ def test_handlers_of_signals_run_in_the_users_process_only(
     def note(number: int, frame: object) -> None:
         (tmp_path / f"{os.getpid()}-{number}").touch()
 
-    with ODBDataLoader(Numbers(0, 100), **nested(num_workers=1, **options, **SETTINGS)) as loader:
+    with make_loader(num_workers=1, **options) as loader:
         if options.get("persistent_workers"):
             list(loader)  # the process exists before the handlers do
         for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -216,27 +201,26 @@ def test_handlers_of_signals_run_in_the_users_process_only(
             os.kill(find_loader_process(), number)
         for batch in batches:
             seen += get_numbers(batch)
-    assert sorted(seen) == list(range(100))
+    assert sorted(seen) == list(range(120))
     names = [f"{os.getpid()}-{number:d}" for number in (signal.SIGUSR1, signal.SIGTERM)]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
-def signal_all(rank: int) -> tuple[int, int]:
-    handled = []
-    signal.signal(signal.SIGUSR1, lambda *_: handled.append(os.getpid()))
-    with ODBDataLoader(Numbers(0, 100), **nested(num_workers=2, **SETTINGS)) as loader:
-        batches = iter(loader)
-        seen = len(get_numbers(next(batches)))
-        os.killpg(os.getpgrp(), signal.SIGUSR1)
-        return seen + sum(len(get_numbers(batch)) for batch in batches), len(handled)
-
-
 def test_a_signal_to_all_processes_that_the_user_handles_ends_none() -> None:
-    assert [result.value for result in run_ranks(1, signal_all)] == [(100, 1)]
+    def signal_all(rank: int) -> tuple[int, int]:
+        handled = []
+        signal.signal(signal.SIGUSR1, lambda *_: handled.append(os.getpid()))
+        with make_loader(num_workers=2) as loader:
+            batches = iter(loader)
+            seen = len(get_numbers(next(batches)))
+            os.killpg(os.getpgrp(), signal.SIGUSR1)
+            return seen + sum(len(get_numbers(batch)) for batch in batches), len(handled)
+
+    assert get_values(run_ranks(1, signal_all)) == [(120, 1)]
 
 
 def test_a_signal_that_the_user_does_not_handle_ends_the_loader_process() -> None:
-    with ODBDataLoader(Numbers(0, 2000), **nested(num_workers=1, **SETTINGS)) as loader:
+    with data.make_loader(Numbers(0, 2000), num_workers=1) as loader:
         batches = iter(loader)
         next(batches)
         os.kill(find_loader_process(), signal.SIGUSR1)
@@ -244,35 +228,32 @@ def test_a_signal_that_the_user_does_not_handle_ends_the_loader_process() -> Non
             list(batches)
 
 
-def read_with_ends_ignored(rank: int) -> list[str]:
-    """Runs in a separate process, in which Python can never learn that its children have ended."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with ODBDataLoader(Numbers(0, 200), **nested(num_workers=1, **SETTINGS)) as loader:
-        assert sorted(number for batch in loader for number in get_numbers(batch)) == list(range(200))
-    deadline = time.monotonic() + 10
-    while any(thread.name == "odb-reap" for thread in threading.enumerate()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return [thread.name for thread in threading.enumerate()]
-
-
 def test_ignored_ends_of_children_keep_no_thread_busy() -> None:
-    (result,) = run_ranks(1, read_with_ends_ignored)
-    assert not result.error, result
-    assert "odb-reap" not in result.value
+    def read_with_ends_ignored(rank: int) -> list[str]:
+        """Runs in a separate process, in which Python can never learn that its children have ended."""
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        with make_loader(num_workers=1) as loader:
+            assert sorted(read_numbers(loader)) == list(range(120))
+        deadline = time.monotonic() + 10
+        while any(thread.name == "odb-reap" for thread in threading.enumerate()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return [thread.name for thread in threading.enumerate()]
+
+    (names,) = get_values(run_ranks(1, read_with_ends_ignored))
+    assert "odb-reap" not in names
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_forked_child_cannot_break_its_parents_job(num_workers: int) -> None:
-    with ODBDataLoader(Numbers(0, 400), **nested(num_workers=num_workers, **SETTINGS)) as loader:
+    with make_loader(num_workers=num_workers) as loader:
         batches = iter(loader)
         seen = get_numbers(next(batches))
         if (child := os.fork()) == 0:
             code = 1
             try:
-                with pytest.raises(UsageError, match="belongs to process"):
-                    next(batches)
-                with pytest.raises(UsageError, match="belongs to process"):
-                    iter(loader)
+                for use in (partial(next, batches), partial(iter, loader)):
+                    with pytest.raises(UsageError, match="belongs to process"):
+                        use()
                 loader.close()
                 del batches
                 code = 0
@@ -281,7 +262,7 @@ def test_a_forked_child_cannot_break_its_parents_job(num_workers: int) -> None:
         assert os.waitpid(child, 0)[1] == 0
         for batch in batches:
             seen += get_numbers(batch)
-    assert sorted(seen) == list(range(400))
+    assert sorted(seen) == list(range(120))
 
 
 def list_then_fill(samples: list[Any]) -> Any:
@@ -291,16 +272,10 @@ def list_then_fill(samples: list[Any]) -> Any:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_default_device_of_the_users_is_that_of_user_code_alone(num_workers: int) -> None:
     """Results on "meta" have no values, so neither an order, nor a seed, nor a sample would be known."""
-    data = [{"number": number, "input_ids": [1] * (1 + number % 7)} for number in range(24)]
+    samples = [{"number": number, "input_ids": [1] * (1 + number % 7)} for number in range(24)]
+    options = {"shuffle": True, "generator": torch.Generator(), "num_workers": num_workers}
     with torch.device("meta"):
-        loader = ODBDataLoader(
-            data,
-            token_budget=30,
-            shuffle=True,
-            generator=torch.Generator(),
-            num_workers=num_workers,
-            collate_fn=list_then_fill,
-        )
+        loader = ODBDataLoader(samples, token_budget=30, collate_fn=list_then_fill, **options)
         batches = [batch for batch, _ in loader.steps()]
     assert sorted(number for batch in batches for number in batch["numbers"]) == list(range(24))
     assert {batch["filled"].device.type for batch in batches} == {"meta"}

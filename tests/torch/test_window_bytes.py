@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,13 @@ from odb_ref.torch.reading.serialization import count_bytes
 from odb_ref.trace.check import check_traces
 from odb_ref.trace.format import decode_event
 from odb_ref.trace.reading import read_trace
-from tests.helpers.options import nested
+from tests.torch import data
+from tests.torch.data import check_goes_on
 from tests.torch.ranks import get_values, run_ranks
 
 SAMPLES = 150
 HUGE = 77
 """A sample larger than a whole window may be."""
-SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 32, "window_bytes": 20_000, "timeout_s": 20}
 
 
 class Images(torch.utils.data.Dataset[Any]):
@@ -46,8 +48,11 @@ def combine(samples: list[Any]) -> list[int]:
     return [sample["n"] for sample in samples]
 
 
+make_loader = partial(data.make_loader, Images(), collate_fn=combine, shuffle=True, window=32, window_bytes=20_000)
+
+
 def read(**options: Any) -> list[list[int]]:
-    with ODBDataLoader(Images(), **nested(collate_fn=combine, shuffle=True, **SETTINGS | options)) as loader:
+    with make_loader(**options) as loader:
         return list(loader)
 
 
@@ -96,34 +101,26 @@ def replace_full_reads(run: RecordedRun) -> RecordedRun:
     return replace(run, ranks=ranks)
 
 
-def train(rank: int) -> int:
-    return len(read(window_bytes=9_000, num_workers=rank))
-
-
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_ranks_take_the_same_steps() -> None:
     """Checks: ALIGN."""
-    assert len(set(get_values(run_ranks(2, train)))) == 1
+    first, second = get_values(run_ranks(2, lambda rank: len(read(window_bytes=9_000, num_workers=rank))))
+    assert first == second
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_saved_epoch_goes_on_with_the_same_batches() -> None:
     """Checks: RESUME."""
-    whole = read()
-    for steps in (1, 9, len(whole) - 2):
-        with ODBDataLoader(Images(), **nested(collate_fn=combine, shuffle=True, **SETTINGS)) as loader:
-            batches = iter(loader)
-            taken = [next(batches) for _ in range(steps)]
-            state = loader.state_dict()
-        with ODBDataLoader(Images(), **nested(collate_fn=combine, shuffle=True, num_workers=1, **SETTINGS)) as loader:
-            loader.load_state_dict(state)
-            assert taken + list(loader) == whole
+
+    def take(loader: ODBDataLoader, limit: int | None = None) -> list[Any]:
+        return list(islice(loader, limit))
+
+    workers = cycle((0, 1))  # alternate between what saves and what goes on
+    check_goes_on(lambda: make_loader(num_workers=next(workers)), (1, 9, len(read()) - 2), take)
 
 
 def test_bytes_are_those_of_the_content() -> None:
-    array = np.zeros((3, 5), np.float32)
-    assert (
-        count_bytes({"a": array, "b": [torch.zeros(7), "four", b"12"], "c": (1, None, 2.5)}) == 60 + 28 + 4 + 2 + 24 + 3
-    )
+    sample = {"a": np.zeros((3, 5), np.float32), "b": [torch.zeros(7), "four", b"12"], "c": (1, None, 2.5)}
+    assert count_bytes(sample) == 60 + 28 + 4 + 2 + 24 + 3
     assert count_bytes(torch.zeros(1000)[:3]) == 12
     assert count_bytes(range(3)) > 0

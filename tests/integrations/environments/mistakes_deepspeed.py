@@ -113,9 +113,7 @@ def clip(stage: int) -> str:
 def schedule(stage: int) -> str:
     """A schedule in its configuration makes a step with each update, including that of the last window."""
     params = {"total_num_steps": 12, "warmup_num_steps": 1, "warmup_max_lr": LEARNING_RATE}
-    engine = initialize(
-        make_config(stage, 2) | {"scheduler": {"type": "WarmupDecayLR", "params": params}},
-    )
+    engine = initialize(make_config(stage, 2) | {"scheduler": {"type": "WarmupDecayLR", "params": params}})
     updates = run(engine)
     return "right" if engine.lr_scheduler.last_batch_iteration == len(updates) - 1 else "wrong"
 
@@ -197,10 +195,7 @@ def list_accelerate(stage: int) -> dict[str, Callable[[], str]]:
 
 def trainer(folder: Path, config: dict[str, Any], *, odb: Any = (), **settings: Any) -> Any:
     options = ODBOptions(
-        token_budget=BUDGET_TOKENS,
-        update_samples=None,
-        loader=nested(**(OPTIONS | {"shard": "given"})),
-        **dict(odb),
+        token_budget=BUDGET_TOKENS, update_samples=None, loader=nested(**(OPTIONS | {"shard": "given"})), **dict(odb)
     )
     data = {"train_dataset": make_data(), "eval_dataset": Samples(range(11))}
     made = make_deepspeed_trainer(folder, config, odb=options, **data, **settings)

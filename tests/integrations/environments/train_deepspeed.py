@@ -168,8 +168,7 @@ def main() -> None:
             "trainer": partial(train_trainer, stage, folder),
             "trainer updates": partial(train_trainer, stage, folder, is_exact=True),
         }
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught:
             found |= {f"{kind} {stage}": runs[kind]() for kind in kinds}
         said += [str(item.message) for item in caught if "odb" in f"{item.message} {item.filename}".lower()]
     found["said"] = said

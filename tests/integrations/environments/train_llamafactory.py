@@ -103,7 +103,6 @@ def train(folder: Path, stage: str, **settings: Any) -> dict[str, Any]:
         "samples": sorted(show_sample(sample) for sample in trainer.train_dataset),
         "batches": sampled,
         "rows": [batch["input_ids"].numel() for info, batch in trainer.batches if not info.is_idle],
-        "losses": [entry["loss"] for entry in state.log_history if "loss" in entry],
         "epoch": state.epoch,
         "failures": [trainer.failures, state.log_history[-1].get("out_of_memory", 0)],
         "error": compare_weights(folder, trainer, updates),

@@ -19,16 +19,7 @@ import torch
 import torch.distributed as dist
 from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
-from trl import (
-    DPOConfig,
-    DPOTrainer,
-    KTOConfig,
-    KTOTrainer,
-    RewardConfig,
-    RewardTrainer,
-    SFTConfig,
-    SFTTrainer,
-)
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from odb_ref.integrations.trl import configure_trainer
 from tests.helpers.options import nested
@@ -72,9 +63,7 @@ def train(make: Any, key: str, **options: Any) -> dict[str, Any]:
         "samples": sorted(show_sample(sample, trainer.args.max_length) for sample in trainer.train_dataset),
         "batches": numbers,
         "rows": [batch["input_ids"].numel() for info, batch in trainer.batches if not info.is_idle],
-        "oversize": [info.local_samples == 1 for info, _ in trainer.batches if not info.is_idle],
         "error": compare_weights(trainer, make(), tiny.join_updates(trainer, numbers)),
-        "losses": [entry["loss"] for entry in logs],
         "logs": logs[-1],
         "epoch": trainer.state.epoch,
         "failures": trainer.failures,
@@ -218,9 +207,7 @@ def train_all(folder: Path) -> dict[str, Any]:
     found["padding_free"] = train(lambda: make_sft(folder, **free), "texts", token_budget=60)
     found["dpo"] = train(lambda: make_dpo(folder, max_length=20, pad_to_multiple_of=4), "pairs")
     found["guarded_dpo"] = train(
-        lambda: make_dpo(folder, max_length=20, gradient_accumulation_steps=2),
-        "pairs",
-        survives_out_of_memory=True,
+        lambda: make_dpo(folder, max_length=20, gradient_accumulation_steps=2), "pairs", survives_out_of_memory=True
     )
     found["guarded_reward"] = train(lambda: make_reward(folder), "pairs", token_budget=160, survives_out_of_memory=True)
     found["stream"] = read_stream(folder)
