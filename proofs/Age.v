@@ -238,8 +238,8 @@ Record spent (s : sys) : Prop := {
 Lemma rank_step_keeps_spent : forall s i e t s', reachable s -> spent s -> i < W -> may cfg input s i e ->
   transition (cfg i) i (depth i) (rank_of s i) e = Some t -> rank_of s' = update (rank_of s) i t -> log s' = log s -> spent s'.
 Proof.
-  intros s i e t s' R Sp Hi M E Er El. destruct (reachable_second W cfg depth input ok s R) as [I S2].
-  assert (Rs : results s' = results s) by (unfold results; rewrite El; reflexivity). assert (Wh : whole s' = whole s) by (unfold Facts.whole; rewrite Rs; reflexivity).
+  intros s i e t s' R Sp Hi M E Er El. destruct (sound_of ok R) as [I S2 _].
+  assert (Rs : results s' = results s) by (unfold results; rewrite El; reflexivity). assert (Wh : whole s' = whole s) by (unfold Facts.whole_from; rewrite Rs; reflexivity).
   constructor; rewrite Rs, Wh; [|apply (sp_sound s Sp)]. intros Lw. pose proof (sp_lowered s Sp Lw) as Old. rewrite Er.
   pose proof (rank_step_after W cfg depth input ok s i e t I Hi M E) as K'. pose proof (g_core _ _ _ _ _ I i Hi) as K. set (u := rank_of s i) in *.
   pose proof (answer_or_own e) as Cases.
@@ -282,7 +282,7 @@ Qed.
 Lemma exchange_keeps_spent : forall s x, reachable s -> spent s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some x ->
   spent (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages W s, x)]) (running s)).
 Proof.
-  intros s x R Sp P Rd. destruct (reachable_second W cfg depth input ok s R) as [I S2]. pose proof (some_rank _ _ ok) as SR.
+  intros s x R Sp P Rd. destruct (sound_of ok R) as [I S2 _]. pose proof (some_rank _ _ ok) as SR.
   set (s' := mkSys _ _ _ _ _). assert (Wh : whole s' = h_step (cfg 0) (whole s) x) by (apply whole_snoc). assert (Rs : results s' = results s ++ [x]) by (unfold results, s'; simpl; rewrite map_app; reflexivity).
   assert (Lx : lowered (results s') = lowered (results s) || match x with Agreed a => is_lowered a | _ => false end) by (rewrite Rs; unfold lowered; rewrite existsb_app; simpl; rewrite orb_false_r; reflexivity).
   pose proof (exchange_kind W cfg depth input ok s x I P Rd) as Hk. destruct x as [a|cs|rs].

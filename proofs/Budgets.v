@@ -112,7 +112,7 @@ Proof.
   intros s r R. revert s R r. apply (each_rank_always W cfg depth input ok (fun r rs u => bounded (cfg r) r rs (history (cfg 0) rs) u)).
   - intros r H. split; [split; reflexivity|constructor].
   - intros s i e t R H M NG E IH. exact (bounded_same _ _ _ _ _ _ (transition_same _ _ _ _ _ _ NG E) IH).
-  - intros s i y t R H M E IH. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I i H) as K. unfold System.hist_of in K.
+  - intros s i y t R H M E IH. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I i H) as K. unfold System.hist_from in K.
     rewrite history_snoc. set (rs := seen s i) in *. set (h := history (cfg 0) rs) in *.
     pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s i _ I H M) as Ad.
     pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. pose proof (k_round _ _ _ _ _ _ K) as Kr.

@@ -43,10 +43,10 @@ Proof.
 Qed.
 
 (** The limit is the number of released steps, unless a consumer has stopped. *)
-Lemma history_limit : forall c rs o l, h_kind (history c rs) = NClosed o l -> (exists q n, o = Stopped q n) \/ l = h_released (history c rs).
+Lemma history_limit : forall {h0} c rs o l, h_kind (history_from h0 c rs) = NClosed o l -> (exists q n, o = Stopped q n) \/ l = h_released (history_from h0 c rs).
 Proof.
-  intros c rs. unfold history. apply (fold_ind _ _ (h_step c) (fun h => forall o l, h_kind h = NClosed o l -> (exists q n, o = Stopped q n) \/ l = h_released h)).
-  - simpl. discriminate.
+  intros h0 c rs. unfold history_from. apply (fold_ind _ _ (h_step c) (fun h => forall o l, h_kind h = NClosed o l -> (exists q n, o = Stopped q n) \/ l = h_released h)).
+  - rewrite o_offers. discriminate.
   - intros h x IH o l. unfold h_step. destruct (h_kind h) eqn:K; destruct x; simpl; rewrite ?K; try discriminate; try (intros E; eapply IH; exact E).
     + destruct (is_bad a); simpl; [discriminate|]. destruct (o_stop_rank a); simpl; [intros E; injection E as <- _; eauto|].
       destruct (target c a); [|discriminate]. intros E. injection E as <- <-. auto.
@@ -63,11 +63,12 @@ Section Coupled.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis deep : forall r, r < W -> 1 <= depth r.
-Notation reachable := (System.reachable W cfg depth input).
-Notation invariant := (System.invariant W cfg depth input).
 Notation step := (System.step W cfg depth input).
-Notation hist_of := (System.hist_of cfg).
-Notation whole := (Facts.whole cfg).
+Context {h0 : origin}.
+Notation invariant := (System.invariant W cfg depth input (h0 := h0)).
+Notation sound := (Keeps.sound W cfg depth input (h0 := h0)).
+Notation hist_of := (System.hist_from cfg h0).
+Notation whole := (Facts.whole_from cfg h0).
 
 (** Events that happen without a failure, a consumer that leaves, or an urge. *)
 Definition unurged (l : label) : Prop := match l with LRank _ (ConsumerStopped | LocalFailed _ | Urged) => False | _ => True end.
@@ -111,21 +112,14 @@ Proof. intros s l [U V]. destruct l as [i e| |i|i n la]; try exact Logic.I; try 
 
 (** ** No message contradicts the protocol *)
 
-Lemma logged_reports_say : forall s, reachable s -> Forall (fun p => match snd p with Reported rs => failure_of rs <> None | _ => True end) (log s).
-Proof.
-  induction 1 as [|s l t R IH St]; [constructor|]. destruct (reachable_second W cfg depth input ok s R) as [I S].
-  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; simpl; try exact IH. apply Forall_app. split; [exact IH|]. constructor; [|constructor]. simpl.
-  destruct x; auto. destruct (reports_say W cfg depth input ok s rs I S P Rd) as [o [-> _]]. discriminate.
-Qed.
-
 (** Every result is accepted: the Python raises neither UsageError nor PeerError. *)
-Theorem every_result_is_accepted : forall s r x, reachable s -> r < W -> pending s r = false -> nth_error (results s) (got s r) = Some x ->
+Theorem every_result_is_accepted : forall s r x, sound s -> r < W -> pending s r = false -> nth_error (results s) (got s r) = Some x ->
   exists t, transition (cfg r) r (depth r) (rank_of s r) (Got x) = Some t.
 Proof.
-  intros s r x R H M1 M2. destruct (reachable_second W cfg depth input ok s R) as [I S].
+  intros s r x R H M1 M2. pose proof (so_invariant _ _ _ _ _ R) as I.
   destruct (sync_message W cfg depth input s r x I H M1 M2) as [Wa [G [ms [El Em]]]].
   pose proof (log_entry W cfg depth input s _ _ I El) as [EL [ER EM]]. pose proof (g_core _ _ _ _ _ I r H) as K.
-  pose proof (logged_reports_say s R) as FR. rewrite Forall_forall in FR. specialize (FR _ (nth_error_In _ _ El)). simpl in *.
+  pose proof (d_reasons _ _ _ R) as FR. rewrite Forall_forall in FR. specialize (FR _ (nth_error_In _ _ El)). simpl in *.
   pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa. apply nth_error_In in Em. destruct x as [a|cs|rs].
   - destruct (reduce_agreed _ _ ER) as [os [-> A]]. apply in_map_iff in Em as [o [Eo Io]]. rewrite <- Eo in Sa. destruct Sa as [Ph [_ O]]. rewrite Ph.
     unfold agree. destruct (is_bad a) eqn:B; [eauto|].
@@ -142,18 +136,18 @@ Proof.
 Qed.
 
 (** A rank whose result is there receives it. If it shares an order, it draws first (in this proof, all that is left). *)
-Lemma answer_possible : forall s r x, reachable s -> r < W -> pending s r = false -> nth_error (results s) (got s r) = Some x -> can (calm s) s.
+Lemma answer_possible : forall s r x, sound s -> r < W -> pending s r = false -> nth_error (results s) (got s r) = Some x -> can (calm s) s.
 Proof.
   intros s r x R H P E. set (u := rank_of s r).
   assert (C : ended u = true \/ 1 <= length (window u) + wanted u \/ ended u = false /\ wanted u = 0) by (destruct (ended u), (wanted u); auto; right; left; lia).
   assert (D : has_more (cfg r) u \/ c_shares (cfg r) = true /\ at_phase u = COUNT).
-  { destruct (k_window _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H)) as [M|[M Sh]]; auto. }
+  { destruct (k_window _ _ _ _ _ _ (g_core _ _ _ _ _ R r H)) as [M|[M Sh]]; auto. }
   assert (Take : (c_shares (cfg r) = true -> has_more (cfg r) u) -> can (calm s) s).
   { intros Mo. assert (M : may cfg input s r (Got x)) by (split; auto). destruct (every_result_is_accepted s r x R H P E) as [t T].
     eapply can_rank; [exact H|exact M|exact T|split; exact Logic.I]. }
   destruct D as [D|[Sh Ph]]; [exact (Take (fun _ => D))|]. destruct C as [C|[C|[En Wa]]]; [apply Take; intros _; left; exact C|apply Take; intros _; right; left; exact C|].
   exists (LDrawn r (length (input r) - read u) true). eexists. split; [split; [split; [exact Logic.I|exact Ph]|exact Logic.I]|].
-  pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H)) as Rd. fold u in Rd.
+  pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ R r H)) as Rd. fold u in Rd.
   apply StepDrawn; [exact H|]. unfold may_draw. fold u. repeat split; auto; try lia. left. repeat split; auto.
   unfold results in E. rewrite <- (map_length snd). apply nth_error_Some. congruence.
 Qed.
@@ -215,11 +209,11 @@ Lemma broken_or_not : forall s r, decidable (broken s r).
 Proof. intros s r. unfold broken. decides. Qed.
 
 (** A trainer that waits in a step waits for one that can go on, or for one whose consumer has left. *)
-Lemma trainer_goes_on : forall s r, reachable s -> r < W -> running s r = true ->
+Lemma trainer_goes_on : forall s r, sound s -> r < W -> running s r = true ->
   (forall i n l, h_kind (whole s) = NClosed (Stopped i n) l -> length (taken (rank_of s r)) <= l) ->
   can (calm s) s \/ (exists q, q < W /\ stopped (rank_of s q) = true /\ length (taken (rank_of s q)) < length (taken (rank_of s r))) \/ (broken s r /\ can (unaided s) s).
 Proof.
-  intros s r R H Ru Lr. destruct (reachable_second W cfg depth input ok s R) as [I S].
+  intros s r R H Ru Lr. pose proof (so_invariant _ _ _ _ _ R) as I.
   destruct (min_exists (fun i => length (taken (rank_of s i))) W (some_rank _ _ ok)) as [q [Hq M]].
   destruct (le_lt_dec (length (taken (rank_of s r))) (length (taken (rank_of s q)))) as [L|L].
   { assert (Tr : forall i, i < W -> length (taken (rank_of s r)) <= length (taken (rank_of s i))) by (intros i Hi; specialize (M i Hi); simpl in M; lia).
@@ -235,7 +229,7 @@ Proof.
   { rewrite <- (k_released _ _ _ _ _ _ Kr). unfold released_of. rewrite !app_length. lia. }
   destruct (le_lt_dec (got s r) (got s q)) as [G|G].
   - (* q has released the step too, so its limit forbids the step *)
-    destruct (hist_order cfg s r q G) as [_ [_ Rq2]]. 
+    destruct (hist_order cfg h0 s r q G) as [_ [_ Rq2]]. 
     assert (Lim : exists m, limit (rank_of s q) = Some m /\ m <= length (taken (rank_of s q))).
     { destruct (queue (rank_of s q)) as [|x ys] eqn:Q.
       - assert (Ob : released (rank_of s q) <> []).
@@ -281,7 +275,7 @@ Qed.
 
 (** FREE: whatever room there is, an open read can be answered with the longest run that fits. If the run is shorter than what was asked
     for, the window is reported full, which windows bounded in bytes may be. *)
-Theorem a_read_can_be_answered_with_what_there_is_room_for : forall s r no_room, reachable s -> r < W -> wanted (rank_of s r) <> 0 ->
+Theorem a_read_can_be_answered_with_what_there_is_room_for : forall s r no_room, sound s -> r < W -> wanted (rank_of s r) <> 0 ->
   let next := firstn (wanted (rank_of s r)) (skipn (read (rank_of s r)) (input r)) in
   let xs := with_room no_room (window (rank_of s r)) next in
   let full := length xs <? length next in
@@ -290,7 +284,7 @@ Theorem a_read_can_be_answered_with_what_there_is_room_for : forall s r no_room,
   may cfg input s r answer /\ exists t, transition (cfg r) r (depth r) (rank_of s r) answer = Some t.
 Proof.
   intros s r no_room R H Wa next xs full answer B. set (u := rank_of s r) in *. unfold answer.
-  pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H)) as Rd. fold u in Rd.
+  pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ R r H)) as Rd. fold u in Rd.
   destruct (with_room_first no_room next (window u)) as [rest [E1 E2]]. fold xs in E1, E2.
   assert (Ln : length next = Nat.min (wanted u) (length (input r) - read u)) by (unfold next; rewrite firstn_length, skipn_length; reflexivity).
   assert (Lx : length next = length xs + length rest) by (rewrite E1 at 1; apply app_length).
@@ -302,7 +296,7 @@ Proof.
   assert (Nf : full = false -> xs = next).
   { intros F. unfold full in F. apply Nat.ltb_ge in F. destruct rest; [rewrite app_nil_r in E1; auto|simpl in Lx; lia]. }
   assert (Eu : full = true -> ended u = false).
-  { intros F. destruct (B F) as [B' _]. destruct (ended u) eqn:En'; [|reflexivity]. destruct (k_ended _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) En') as [_ Z].
+  { intros F. destruct (B F) as [B' _]. destruct (ended u) eqn:En'; [|reflexivity]. destruct (k_ended _ _ _ _ _ _ (g_core _ _ _ _ _ R r H) En') as [_ Z].
     unfold c_bounded in B'. apply andb_true_iff in B' as [_ B']. apply negb_true_iff in B'. specialize (Z B'). contradiction. }
   split.
   - simpl. fold u. split; [exact Px|]. split; [|split].
@@ -318,7 +312,7 @@ Proof.
 Qed.
 
 (** So a read can be answered with all samples that are left. *)
-Lemma read_possible : forall s r, reachable s -> r < W -> failure (rank_of s r) = None -> wanted (rank_of s r) <> 0 -> can (calm s) s.
+Lemma read_possible : forall s r, sound s -> r < W -> failure (rank_of s r) = None -> wanted (rank_of s r) <> 0 -> can (calm s) s.
 Proof.
   intros s r R H Nf Wa. pose proof (a_read_can_be_answered_with_what_there_is_room_for s r (fun _ _ => false) R H Wa) as A. cbv zeta in A.
   rewrite room_for_all, Nat.ltb_irrefl in A. destruct A as [M [t T]]; [discriminate|].
@@ -328,13 +322,13 @@ Qed.
 Definition phase_is (p : phase_name) (s : state) : bool :=
   match p, at_phase s with FILL, FILL | OFFER, OFFER | COUNT, COUNT | REPORT, REPORT | DRAIN, DRAIN | DONE, DONE => true | _, _ => false end.
 
-(** In every reachable state something can happen, or a rank waits for an urge, or every loader is done or waits for its trainer. *)
-Lemma free_lemma : forall s, reachable s ->
+(** In every sound state something can happen, or a rank waits for an urge, or every loader is done or waits for its trainer. *)
+Lemma free_lemma : forall s, sound s ->
   can (calm s) s \/ (exists r, r < W /\ at_phase (rank_of s r) = FILL /\ is_ready (rank_of s r) = true /\ released (rank_of s r) <> [] /\ urged (rank_of s r) = false /\
      (running s r = true -> exists q, q < W /\ stopped (rank_of s q) = true) /\ (running s r = false -> False)) \/
   (forall r, r < W -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ (forsaken s r \/ (running s r = true /\ broken s r /\ can (unaided s) s)))).
 Proof.
-  intros s R. destruct (reachable_second W cfg depth input ok s R) as [I S]. pose proof (some_rank _ _ ok) as SR.
+  intros s R. pose proof (so_invariant _ _ _ _ _ R) as I. pose proof (some_rank _ _ ok) as SR.
   destruct (dec_exists (fun r => negb (pending s r) && (got s r <? length (log s))) W) as [[r [H E]]|NG].
   { left. apply andb_true_iff in E as [E1 E2]. apply negb_true_iff in E1. apply Nat.ltb_lt in E2.
     destruct (nth_error (results s) (got s r)) as [x|] eqn:Ex; [|apply nth_error_None in Ex; unfold results in Ex; rewrite map_length in Ex; lia].
@@ -393,16 +387,16 @@ Qed.
 
 (** FREE: as long as no consumer leaves, the coupled system of loaders, queues and trainers can go on by itself, or every loader is done
     and every trainer has taken all its steps. This holds even after failures, and without urging. *)
-Theorem the_coupled_system_never_deadlocks : forall s, reachable s -> (forall r, r < W -> stopped (rank_of s r) = false) ->
+Theorem the_coupled_system_never_deadlocks : forall s, sound s -> (forall r, r < W -> stopped (rank_of s r) = false) ->
   can (unaided s) s \/ forall r, r < W -> finished s r.
 Proof.
-  intros s R NS. destruct (reachable_second W cfg depth input ok s R) as [I S]. destruct (free_lemma s R) as [C|[[r [H [_ [_ [_ [_ [X Y]]]]]]]|A]]; [left; apply calm_unaided, C| |].
+  intros s R NS. pose proof (so_invariant _ _ _ _ _ R) as I. destruct (free_lemma s R) as [C|[[r [H [_ [_ [_ [_ [X Y]]]]]]]|A]]; [left; apply calm_unaided, C| |].
   - exfalso. destruct (running s r); [destruct (X eq_refl) as [q [Hq Sq]]; rewrite NS in Sq by exact Hq; discriminate|auto].
   - assert (D : forall r, r < W -> at_phase (rank_of s r) = DONE).
     { intros r H. destruct (A r H) as [D|[_ [[_ [q [Hq [Sq _]]]]|[_ [[_ [q [Hq [Sq _]]]] _]]]]]; [exact D| |]; rewrite NS in Sq by exact Hq; discriminate. }
     destruct (dec_exists (fun r => running s r) W) as [[r [H Ru]]|NR].
     + destruct (trainer_goes_on s r R H Ru) as [C|[[q [Hq [Sq _]]]|[_ C]]]; [|left; apply calm_unaided, C|rewrite NS in Sq by exact Hq; discriminate|auto].
-      intros i n l Hk. exfalso. destruct (reachable_third W cfg depth input ok s R) as [_ O]. destruct (O _ _ Hk) as [Hi Si]. rewrite NS in Si by exact Hi. discriminate.
+      intros i n l Hk. exfalso. destruct (d_outcome _ _ _ R _ _ Hk) as [Hi Si]. rewrite NS in Si by exact Hi. discriminate.
     + destruct (dec_exists (fun r => takeableb (rank_of s r)) W) as [[r [H T]]|NT].
       * left. apply calm_unaided, (take_possible s r I H (NR r H)). apply takeableb_spec, T.
       * right. intros r H. split; [apply D, H|]. split; [apply NR, H|]. intros T. apply takeableb_spec in T. rewrite NT in T by exact H. discriminate.
@@ -410,7 +404,7 @@ Qed.
 
 (** STOP: after consumers have left, ranks that are urged still end. A loader that cannot end waits for a trainer inside a step that a
     consumer which has left never entered. *)
-Lemma urged_or_over : forall s, reachable s ->
+Lemma urged_or_over : forall s, sound s ->
   (exists l t, by_itself s l /\ match l with LTrained r => ~ broken s r | _ => True end /\ step s l t) \/
   forall r, r < W -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ (forsaken s r \/ (running s r = true /\ broken s r /\ can (unaided s) s))).
 Proof.
@@ -422,7 +416,7 @@ Proof.
   - simpl. unfold is_ending. rewrite Ph. reflexivity.
 Qed.
 
-Theorem after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left : forall s, reachable s ->
+Theorem after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left : forall s, sound s ->
   can (by_itself s) s \/ forall r, r < W -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ forsaken s r).
 Proof.
   intros s R. destruct (urged_or_over s R) as [[l [t [B [_ St]]]]|A]; [left; exists l, t; auto|].
@@ -434,55 +428,32 @@ Qed.
 
 Notation leads := (System.leads W cfg depth input).
 
-Lemma taken_changes : forall c r d s e t, transition c r d s e = Some t ->
-  match e with StepTaken => exists x, taken t = taken s ++ [x] | _ => taken t = taken s end.
-Proof.
-  intros c r d s e t E. destruct (answer_or_own e) as [[x ->]|NG]; [apply (answer_keeps _ _ _ _ _ _ E)|].
-  destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> D]]; destruct e; try discriminate; try reflexivity. destruct G as [x [q [Q _]]]. exists x. simpl. rewrite Q. reflexivity.
-Qed.
-
-Lemma lockstep : forall s, reachable s -> forall r q, r < W -> q < W ->
-  length (taken (rank_of s r)) <= length (taken (rank_of s q)) + if running s r then 1 else 0.
-Proof.
-  induction 1 as [|s l t R IH St]; intros r q Hr Hq; [simpl; lia|]. specialize (IH r q Hr Hq) as Rq.
-  destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; simpl.
-  - apply taken_changes in E. destruct (match e with StepTaken => true | _ => false end) eqn:B.
-    + destruct e; try discriminate. simpl in M. destruct E as [x E]. specialize (IH i q Hi Hq) as Iq. rewrite M in Iq.
-      unfold update. destruct (r =? i) eqn:Ri, (q =? i) eqn:Qi; try (apply Nat.eqb_eq in Ri; subst r); try (apply Nat.eqb_eq in Qi; subst q); rewrite ?E, ?app_length; simpl; lia.
-    + assert (G : forall j, length (taken (update (rank_of s) i t j)) = length (taken (rank_of s j))).
-      { intros j. unfold update. destruct (j =? i) eqn:Ji; [|reflexivity]. apply Nat.eqb_eq in Ji. subst j. destruct e; try discriminate; rewrite E; reflexivity. }
-      rewrite !G. destruct e; try discriminate; exact Rq.
-  - exact Rq.
-  - unfold update. destruct (r =? i) eqn:Ri; [|exact Rq]. apply Nat.eqb_eq in Ri. subst r. specialize (Tk q Hq). lia.
-  - exact Rq.
-Qed.
-
-Theorem no_consumer_is_more_than_one_step_ahead_of_another : forall s r q, reachable s -> r < W -> q < W ->
+Theorem no_consumer_is_more_than_one_step_ahead_of_another : forall s r q, sound s -> r < W -> q < W ->
   length (taken (rank_of s r)) <= length (taken (rank_of s q)) + 1.
-Proof. intros s r q R Hr Hq. pose proof (lockstep s R r q Hr Hq). destruct (running s r); lia. Qed.
+Proof. intros s r q R Hr Hq. pose proof (d_lockstep _ _ _ R r q Hr Hq). destruct (running s r); lia. Qed.
 
 (** STOP: a consumer that has stopped takes no further step. *)
-Theorem a_consumer_that_stopped_takes_no_further_step : forall s t q, reachable s -> leads s t -> q < W -> stopped (rank_of s q) = true ->
+Theorem a_consumer_that_stopped_takes_no_further_step : forall s t q, sound s -> leads s t -> q < W -> stopped (rank_of s q) = true ->
   stopped (rank_of t q) = true /\ taken (rank_of t q) = taken (rank_of s q).
 Proof.
-  intros s t q R Ld H St. induction Ld as [s|s t l u Ld IH S]; [auto|]. destruct (IH R St) as [S1 S2]. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'.
+  intros s t q R Ld H St. induction Ld as [s|s t l u Ld IH S]; [auto|]. destruct (IH R St) as [S1 S2]. pose proof (leads_sound W cfg depth input ok s t Ld R) as R'.
   destruct S as [t i e v Hi M E|t x P Rd|t i Hi Ru Tk|t i n la Hi Dr]; simpl; auto. destruct (Nat.eq_dec q i) as [->|NE]; [|rewrite update_other by exact NE; auto].
   rewrite update_same. split; [eapply stopped_stays; eauto|]. rewrite <- S2. pose proof (taken_changes _ _ _ _ _ _ E) as Tc. destruct e; try exact Tc.
-  exfalso. pose proof (invariant_of W cfg depth input ok t R') as I. destruct (k_stop _ _ _ _ _ _ (g_core _ _ _ _ _ I i Hi) S1) as [m [L1 L2]].
+  exfalso. pose proof (so_invariant _ _ _ _ _ R') as I. destruct (k_stop _ _ _ _ _ _ (g_core _ _ _ _ _ I i Hi) S1) as [m [L1 L2]].
   simpl in E. destruct (queue (rank_of t i)) as [|x ys] eqn:Q; [discriminate|]. rewrite L1, (head_number t i x ys I Hi Q) in E. simpl in E.
   replace (length (taken (rank_of t i)) <? m) with false in E by (symmetry; apply Nat.ltb_ge; lia). discriminate.
 Qed.
 
 (** STOP: no consumer takes more than one step beyond any consumer that stopped, hence beyond the one with the fewest steps. *)
-Theorem no_consumer_takes_more_than_one_step_beyond_one_that_stopped : forall s t r q, reachable s -> leads s t -> r < W -> q < W ->
+Theorem no_consumer_takes_more_than_one_step_beyond_one_that_stopped : forall s t r q, sound s -> leads s t -> r < W -> q < W ->
   stopped (rank_of s q) = true -> length (taken (rank_of t r)) <= length (taken (rank_of s q)) + 1.
 Proof.
   intros s t r q R Ld Hr Hq St. destruct (a_consumer_that_stopped_takes_no_further_step s t q R Ld Hq St) as [_ <-].
-  apply no_consumer_is_more_than_one_step_ahead_of_another; [|assumption|assumption]. exact (leads_reachable _ _ _ _ s t Ld R).
+  apply no_consumer_is_more_than_one_step_ahead_of_another; [|assumption|assumption]. exact (leads_sound W cfg depth input ok s t Ld R).
 Qed.
 
 (** STOP: if all consumers stop after the same number of steps, then every loader is done when nothing more can happen by itself. *)
-Theorem consumers_that_stop_together_end_together : forall s, reachable s ->
+Theorem consumers_that_stop_together_end_together : forall s, sound s ->
   (forall r, r < W -> stopped (rank_of s r) = true) ->
   (forall r q, r < W -> q < W -> length (taken (rank_of s r)) = length (taken (rank_of s q))) ->
   can (by_itself s) s \/ forall r, r < W -> at_phase (rank_of s r) = DONE.

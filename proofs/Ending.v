@@ -3,21 +3,6 @@ Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol.
 Import ListNotations.
 
-Lemma first_failed_spec : forall rs, match first_failed rs with
-  | Some o => exists r c, In r rs /\ r_cause r = Some c /\ o = Failed (r_rank r) c
-  | None => forall r, In r rs -> r_cause r = None end.
-Proof.
-  induction rs as [|r rs IH]; simpl; [easy|]. destruct (r_cause r) as [c|] eqn:C; [eauto 8|]. destruct (first_failed rs).
-  - destruct IH as [q [c [H1 H2]]]. eauto 8.
-  - intros q [<-|H]; auto.
-Qed.
-
-Lemma first_different_some : forall rs ref r, In r rs -> r_print r <> r_print ref -> exists q, first_different ref rs = Some (Mismatch q).
-Proof.
-  induction rs as [|x rs IH]; simpl; intros ref r H D; [easy|]. destruct (_ && _) eqn:E; [|eauto]. apply andb_true_iff in E as [_ E]. apply Nat.eqb_eq in E.
-  destruct H as [->|H]; [congruence|eauto].
-Qed.
-
 Lemma first_different_mismatch : forall rs ref o, first_different ref rs = Some o -> exists q, o = Mismatch q.
 Proof. induction rs as [|x rs IH]; simpl; intros ref o H; [discriminate|]. destruct (_ && _); [eauto|]. injection H as <-. eauto. Qed.
 
@@ -25,123 +10,28 @@ Section Ending.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Notation reachable := (System.reachable W cfg depth input).
-Notation invariant := (System.invariant W cfg depth input).
-Notation second := (Keeps.second W cfg).
 Notation step := (System.step W cfg depth input).
-Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 
-Definition outcome_true (s : sys) (o : outcome_kind) : Prop :=
-  match o with
-  | Complete => True
-  | Stopped q _ => q < W /\ stopped (rank_of s q) = true
-  | Failed q c => q < W /\ failure (rank_of s q) = Some c
-  | Mismatch _ => exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0)
-  | Lost _ _ => False
-  end.
-
-Record third (s : sys) : Prop := {
-  d_cause : forall r, r < W -> at_phase (rank_of s r) = REPORT ->
-    exists x, posted (rank_of s r) = Some (MReport x) /\ forall c, r_cause x = Some c -> failure (rank_of s r) = Some c;
-  d_outcome : forall o l, h_kind (whole s) = NClosed o l -> outcome_true s o }.
-
-(** The reports of an exchange that is about to complete. *)
-Lemma pending_reports : forall s rs, invariant s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Reported rs) ->
-  length rs = W /\ forall r, r < W -> at_phase (rank_of s r) = REPORT /\ exists x, nth_error rs r = Some x /\ posted (rank_of s r) = Some (MReport x) /\ r_rank x = r /\ r_print x = c_print (cfg r).
-Proof.
-  intros s rs I P R. destruct (reduce_reported _ _ R) as [Em _].
-  assert (L : length rs = W) by (rewrite <- (map_length MReport), <- Em; apply messages_length). split; [exact L|]. intros r H.
-  pose proof (messages_nth W s r H) as Hm. rewrite Em in Hm. destruct (nth_error rs r) as [x|] eqn:Hx; [|apply nth_error_None in Hx; lia].
-  rewrite (map_nth_error MReport _ _ Hx) in Hm. injection Hm as Hm. destruct (pending_current W cfg depth input s r I H (P r H)) as [_ [_ Wa]].
-  pose proof (waiting_says _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Wa) as Sa. rewrite <- Hm in Sa. destruct Sa as [Ph Sa]. split; [exact Ph|]. exists x. auto.
-Qed.
-
-(** Some report gives a reason, so the Python's PeerError in compute_failure is never raised. *)
-Lemma reports_say : forall s rs, invariant s -> second s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Reported rs) ->
-  exists o, failure_of rs = Some o /\
-    ((exists r c, r < W /\ o = Failed r c /\ exists x, posted (rank_of s r) = Some (MReport x) /\ r_cause x = Some c) \/
-     ((exists q, o = Mismatch q) /\ (exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0)) /\ forall q, q < W -> failing s q -> False)).
-Proof.
-  intros s rs I S P R. destruct (pending_reports s rs I P R) as [L X]. pose proof (some_rank _ _ ok) as SR.
-  pose proof (exchange_kind W cfg depth input ok s _ I P R) as Hk.
-  unfold failure_of. pose proof (first_failed_spec rs) as F. destruct (first_failed rs) as [o|].
-  - exists o. split; [reflexivity|]. left. destruct F as [x [c [Hx [Cx ->]]]]. apply In_nth_error in Hx as [r Hr].
-    assert (H : r < W) by (rewrite <- L; apply nth_error_Some; congruence). destruct (X r H) as [_ [y [Hy [Po [Ry _]]]]]. rewrite Hr in Hy. injection Hy as <-.
-    exists r, c. rewrite Ry. eauto 6.
-  - assert (NF : forall q, q < W -> failing s q -> False).
-    { intros q Hq [_ F2]. destruct (X q Hq) as [Ph [y [Hy [Po _]]]]. destruct (F2 Ph) as [y' [Po' C]]. rewrite Po in Po'. injection Po' as <-. apply C, F. eapply nth_error_In, Hy. }
-    destruct (n_report _ _ _ S Hk) as [[q [Hq Fq]]|[q [Hq D]]]; [exfalso; eapply NF; eauto|].
-    destruct (X 0 ltac:(lia)) as [_ [x0 [H0 [_ [_ P0]]]]]. destruct (X q Hq) as [_ [xq [Hxq [_ [_ Pq]]]]].
-    destruct rs as [|r0 rs]; [simpl in L; lia|]. simpl in H0. injection H0 as ->.
-    destruct (first_different_some (x0 :: rs) x0 xq) as [i Hi]; [eapply nth_error_In, Hxq|congruence|]. rewrite Hi. exists (Mismatch i). split; [reflexivity|]. right. eauto 8.
-Qed.
-
-Lemma stopped_stays : forall c r d s e t, transition c r d s e = Some t -> stopped s = true -> stopped t = true.
-Proof.
-  intros c r d s e t E St. destruct (answer_or_own e) as [[x ->]|NG]; [destruct (answer_keeps _ _ _ _ _ _ E) as [_ [-> _]]; exact St|].
-  destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]]; [destruct e; auto|exact St].
-Qed.
-
-Lemma outcome_stays : forall s s' o, (forall q, q < W -> stopped (rank_of s q) = true -> stopped (rank_of s' q) = true) ->
-  (forall q, q < W -> failure (rank_of s q) <> None -> failure (rank_of s' q) = failure (rank_of s q)) -> outcome_true s o -> outcome_true s' o.
-Proof.
-  intros s s' o H1 H2 O. destruct o as [|q n|q c|q|p c]; simpl in *; auto; destruct O as [O1 O2]; split; auto. rewrite H2; congruence.
-Qed.
-
-Lemma reachable_third : forall s, reachable s -> third s.
-Proof.
-  induction 1 as [|s l t R IH St].
-  - constructor; [|discriminate]. intros r H P. change (at_phase (initial (cfg r) r) = REPORT) in P. destruct (initial_phase (cfg r) r); congruence.
-  - destruct (reachable_second W cfg depth input ok s R) as [I S]. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [| |destruct IH; constructor; assumption..].
-    + set (s' := mkSys _ _ _ _ _). assert (Ks : forall q, q < W -> stopped (rank_of s q) = true -> stopped (rank_of s' q) = true).
-      { intros q Hq Sq. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same; eapply stopped_stays; eauto|rewrite update_other by assumption; exact Sq]. }
-      assert (Kf : forall q, q < W -> failure (rank_of s q) <> None -> failure (rank_of s' q) = failure (rank_of s q)).
-      { intros q Hq Fq. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same; eapply rank_keeps_failure; eauto|rewrite update_other by assumption; reflexivity]. }
-      constructor.
-      * intros q Hq Ph. simpl in *. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same in *|rewrite update_other in * by assumption; apply (d_cause s IH q Hq Ph)].
-        pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
-        -- simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:P0; try discriminate.
-           ++ destruct (agree_cases _ _ _ _ _ _ E) as [C [_ [Fe _]]]. destruct C as [_ _ Po _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n _ _ _ _ P2 _ _ _]; try congruence.
-              eexists. split; [exact Po|]. simpl. intros c Hc. rewrite Fe. exact Hc.
-           ++ exfalso. destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [[P2|P2] _]]]]]; congruence.
-           ++ destruct (failure_of rs); [|discriminate]. injection E as <-. exfalso. match type of Ph with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u) as [P2|P2]; congruence end.
-        -- pose proof (own_event_reports _ _ _ _ _ _ NG E Ph) as P0.
-           destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. destruct S1 as [_ S3]; [unfold is_waiting; rewrite P0; reflexivity|].
-           destruct (d_cause s IH r H P0) as [x [Po C]]. exists x. split; [congruence|]. intros c Hc. specialize (C c Hc). rewrite <- C.
-           apply (sa_failure _ _ (transition_same _ _ _ _ _ _ NG E)). congruence.
-      * intros o l Hk. apply (outcome_stays s); [exact Ks|exact Kf|]. eapply (d_outcome s IH). exact Hk.
-    + constructor; [apply (d_cause s IH)|]. intros o l Hk. rewrite whole_snoc in Hk.
-      assert (Os : forall o, outcome_true s o -> outcome_true (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages W s, x)]) (running s)) o) by (intros o'; destruct o'; simpl; auto).
-      apply Os. clear Os. unfold h_step in Hk. rewrite (exchange_kind W cfg depth input ok s x I P Rd) in Hk. destruct x as [a|cs|rs].
-      * destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr.
-        -- simpl in Hk. injection Hk as <- _. destruct (pending_offers W cfg depth input s a I P Rd) as [os [A [_ [_ X2]]]].
-           destruct (at_stop _ _ A q Sr) as [o1 [Ho So]]. destruct (X2 o1 Ho) as [r [H [_ [_ O]]]]. destruct (of_stop _ _ _ _ O q So) as [-> St]. simpl. auto.
-        -- simpl in Hk. destruct (target (cfg 0) a); [|discriminate]. injection Hk as <- _. exact Logic.I.
-      * discriminate.
-      * destruct (reports_say s rs I S P Rd) as [o1 [F Y]]. rewrite F in Hk. simpl in Hk. injection Hk as <- _.
-        destruct Y as [[r [c [H [-> [x [Po Cx]]]]]]|[[q ->] [D _]]]; [|exact D]. simpl. split; [exact H|].
-        destruct (pending_reports s rs I P Rd) as [_ X]. destruct (X r H) as [Ph _]. destruct (d_cause s IH r H Ph) as [x' [Po' C]]. rewrite Po in Po'. injection Po' as <-. auto.
-Qed.
-
 (** ABORT, STOP: all ranks that have ended did so in the same round, with the same outcome. *)
-Theorem failure_ends_all_ranks_in_the_same_round : forall s r q, reachable s -> r < W -> q < W ->
+Theorem failure_ends_all_ranks_in_the_same_round : forall {h0} s r q, Keeps.sound W cfg depth input (h0 := h0) s -> r < W -> q < W ->
   is_ending (rank_of s r) = true -> is_ending (rank_of s q) = true ->
   ended_as (rank_of s r) = ended_as (rank_of s q) /\ round (rank_of s r) = round (rank_of s q) /\
   length (released_of (rank_of s r)) = length (released_of (rank_of s q)).
 Proof.
-  intros s r q R Hr Hq Er Eq. pose proof (invariant_of W cfg depth input ok s R) as I.
-  destruct (ended_outcome W cfg depth input ok s r R Hr Er) as [o [l [Hk O1]]]. destruct (ended_outcome W cfg depth input ok s q R Hq Eq) as [o2 [l2 [Hk2 O2]]].
+  intros h0 s r q R Hr Hq Er Eq. pose proof (so_invariant _ _ _ _ _ R) as I.
+  destruct (ended_outcome W cfg depth input s r R Hr Er) as [o [l [Hk O1]]]. destruct (ended_outcome W cfg depth input s q R Hq Eq) as [o2 [l2 [Hk2 O2]]].
   rewrite Hk in Hk2. injection Hk2 as <- <-. split; [congruence|].
-  destruct (ended_current W cfg depth input ok s r R Hr Er) as [Wr _]. destruct (ended_current W cfg depth input ok s q R Hq Eq) as [Wq _].
+  destruct (ended_current W cfg depth input s r R Hr Er) as [Wr _]. destruct (ended_current W cfg depth input s q R Hq Eq) as [Wq _].
   pose proof (g_core _ _ _ _ _ I r Hr) as Kr. pose proof (g_core _ _ _ _ _ I q Hq) as Kq. rewrite Wr in Kr. rewrite Wq in Kq.
   rewrite (k_round _ _ _ _ _ _ Kr), (k_round _ _ _ _ _ _ Kq), (k_released _ _ _ _ _ _ Kr), (k_released _ _ _ _ _ _ Kq). auto.
 Qed.
 
 (** ABORT, STOP: the outcome names a rank that did fail, and its cause, or a rank that did stop. MISMATCH means that fingerprints differ. *)
-Theorem an_outcome_names_the_rank_and_the_cause : forall s r, reachable s -> r < W -> is_ending (rank_of s r) = true ->
-  exists o, ended_as (rank_of s r) = Some o /\ outcome_true s o.
+Theorem an_outcome_names_the_rank_and_the_cause : forall {h0} s r, Keeps.sound W cfg depth input (h0 := h0) s -> r < W -> is_ending (rank_of s r) = true ->
+  exists o, ended_as (rank_of s r) = Some o /\ outcome_true W cfg s o.
 Proof.
-  intros s r R H E. destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O]]]. exists o. split; [exact O|]. apply (d_outcome s (reachable_third s R) o l Hk).
+  intros h0 s r R H E. destruct (ended_outcome W cfg depth input s r R H E) as [o [l [Hk O]]]. exists o. split; [exact O|]. apply (d_outcome _ _ _ R o l Hk).
 Qed.
 
 Lemma an_offer_is_agreed_on : forall s t r o, reachable s -> step s LExchange t -> r < W -> at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) ->
@@ -170,10 +60,10 @@ Lemma bad_stays : forall s, reachable s -> (exists ms a, In (ms, Agreed a) (log 
     ((exists q c, o = Failed q c) \/ ((exists q, o = Mismatch q) /\ exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0))).
 Proof.
   induction 1 as [|s l t R IH St]; intros [ms [a [Hin B]]]; [destruct Hin|].
-  destruct (reachable_second W cfg depth input ok s R) as [I S]. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))| |exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))|exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))].
+  destruct (sound_of ok R) as [I S _]. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))| |exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))|exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))].
   rewrite whole_snoc. simpl in Hin. apply in_app_or in Hin as [Hin|[Hin|[]]].
   - destruct (IH (ex_intro _ ms (ex_intro _ a (conj Hin B)))) as [K|[o [l [K O]]]]; unfold h_step; rewrite K.
-    + destruct x as [a'|cs|rs]; auto. destruct (reports_say s rs I S P Rd) as [o [F Y]]. rewrite F. right. exists o. eexists. split; [reflexivity|].
+    + destruct x as [a'|cs|rs]; auto. destruct (reports_say W cfg depth input ok s rs I S P Rd) as [o [F Y]]. rewrite F. right. exists o. eexists. split; [reflexivity|].
       destruct Y as [[r [c [_ [-> _]]]]|[Y1 [Y2 _]]]; [left; eauto|right; auto].
     + right. exists o, l. destruct x; auto.
   - injection Hin as _ Hin. left. rewrite Hin in *. unfold h_step. rewrite (exchange_kind W cfg depth input ok s _ I P Rd), B. reflexivity.
@@ -185,9 +75,9 @@ Theorem an_offered_failure_is_the_outcome_of_every_rank : forall s r ms a, reach
   ((exists q, ended_as (rank_of s r) = Some (Mismatch q)) /\ exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0)).
 Proof.
   intros s r ms a R H Hin F E. assert (B : is_bad a = true) by (unfold is_bad; destruct (o_failed a); [reflexivity|easy]).
-  destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O]]]. rewrite O.
+  destruct (ended_outcome W cfg depth input s r (sound_of ok R) H E) as [o [l [Hk O]]]. rewrite O.
   destruct (bad_stays s R (ex_intro _ ms (ex_intro _ a (conj Hin B)))) as [K|[o' [l' [K Y]]]]; [congruence|]. rewrite Hk in K. injection K as <- <-.
-  destruct Y as [[q [c ->]]|[[q ->] D]]; [left|right; eauto]. destruct (d_outcome s (reachable_third s R) _ _ Hk) as [Y1 Y2]. eauto.
+  destruct Y as [[q [c ->]]|[[q ->] D]]; [left|right; eauto]. destruct (d_outcome _ _ s (sound_of ok R) _ _ Hk) as [Y1 Y2]. eauto.
 Qed.
 
 (** ABORT: if configurations differ, no rank ends in any other way. *)
@@ -202,9 +92,9 @@ Proof.
     destruct x as [a|cs|rs]; [left|right; rewrite whole_snoc; unfold h_step; rewrite K; exact K|right; rewrite whole_snoc; unfold h_step; rewrite K; exact K].
     exists (messages W s), a. split; [simpl; apply in_or_app; right; left; reflexivity|]. destruct (is_bad a) eqn:B; [reflexivity|exfalso]. apply D.
     rewrite (good_agreement W cfg SR (prints_differ _ _ ok) _ _ q (exchange_entry W cfg depth input s _ I P Rd) B Hq). reflexivity. }
-  destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O]]]. rewrite O. destruct B as [B|K]; [|congruence].
+  destruct (ended_outcome W cfg depth input s r (sound_of ok R) H E) as [o [l [Hk O]]]. rewrite O. destruct B as [B|K]; [|congruence].
   destruct (bad_stays s R B) as [K|[o' [l' [K Y]]]]; [congruence|]. rewrite Hk in K. injection K as <- <-.
-  destruct Y as [[i [c ->]]|[[i ->] _]]; [left|right; eauto]. destruct (d_outcome s (reachable_third s R) _ _ Hk) as [Y1 Y2]. eauto.
+  destruct Y as [[i [c ->]]|[[i ->] _]]; [left|right; eauto]. destruct (d_outcome _ _ s (sound_of ok R) _ _ Hk) as [Y1 Y2]. eauto.
 Qed.
 
 (** ABORT: FAILED names the lowest rank whose report has a cause. *)
@@ -228,14 +118,14 @@ Theorem a_failure_names_the_lowest_rank_that_reports_a_cause : forall s r q c, r
   exists ms rs, In (ms, Reported rs) (log s) /\ length rs = W /\ (forall i x, nth_error rs i = Some x -> r_rank x = i) /\
     (exists x, nth_error rs q = Some x /\ r_cause x = Some c) /\ forall i x, i < q -> nth_error rs i = Some x -> r_cause x = None.
 Proof.
-  intros s r q c R H E O. destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. clear O E H r.
-  revert l Hk. induction R as [|s lb t R IH St]; intros l Hk; [discriminate|]. destruct (reachable_second W cfg depth input ok s R) as [I S].
+  intros s r q c R H E O. destruct (ended_outcome W cfg depth input s r (sound_of ok R) H E) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. clear O E H r.
+  revert l Hk. induction R as [|s lb t R IH St]; intros l Hk; [discriminate|]. destruct (sound_of ok R) as [I S _].
   destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact (IH l Hk)| |exact (IH l Hk)..]. rewrite whole_snoc in Hk.
   unfold h_step in Hk. simpl. rewrite (exchange_kind W cfg depth input ok s x I P Rd) in Hk. destruct x as [a|cs|rs].
   - destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a); [discriminate|]. simpl in Hk. destruct (target (cfg 0) a); discriminate.
   - discriminate.
-  - destruct (failure_of rs) as [o|] eqn:Fo; [|destruct (reports_say s rs I S P Rd) as [o [F _]]; congruence]. simpl in Hk. injection Hk as -> _.
-    destruct (pending_reports s rs I P Rd) as [L X]. assert (Rk : forall i x, nth_error rs i = Some x -> r_rank x = i).
+  - destruct (failure_of rs) as [o|] eqn:Fo; [|destruct (reports_say W cfg depth input ok s rs I S P Rd) as [o [F _]]; congruence]. simpl in Hk. injection Hk as -> _.
+    destruct (pending_reports W cfg depth input s rs I P Rd) as [L X]. assert (Rk : forall i x, nth_error rs i = Some x -> r_rank x = i).
     { intros i x Hx. assert (Hi : i < W) by (rewrite <- L; apply nth_error_Some; congruence). destruct (X i Hi) as [_ [y [Hy [_ [Ry _]]]]]. congruence. }
     exists (messages W s), rs. split; [apply in_or_app; right; left; reflexivity|]. split; [exact L|]. split; [exact Rk|]. apply failure_of_lowest; assumption.
 Qed.
@@ -294,7 +184,7 @@ Theorem a_stop_names_the_lowest_rank_and_the_fewest_steps_offered : forall s r q
   ended_as (rank_of s r) = Some (Stopped q n) ->
   exists os a, In (map MOffer os, Agreed a) (log s) /\ least o_stop_rank os q /\ least o_stop_step os n.
 Proof.
-  intros s r q n R H E O. destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. clear O E H r.
+  intros s r q n R H E O. destruct (ended_outcome W cfg depth input s r (sound_of ok R) H E) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. clear O E H r.
   revert l Hk. induction R as [|s lb t R IH St]; intros l Hk; [discriminate|]. pose proof (invariant_of W cfg depth input ok s R) as I.
   destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact (IH l Hk)| |exact (IH l Hk)..]. rewrite whole_snoc in Hk.
   unfold h_step in Hk. simpl. pose proof (exchange_kind W cfg depth input ok s x I P Rd) as K. rewrite K in Hk. destruct x as [a|cs|rs]; [|discriminate|].

@@ -239,23 +239,26 @@ Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> l
 Hypothesis ok : setting_ok W cfg.
 Notation reachable := (System.reachable W cfg depth input).
 Notation standing := (System.standing W cfg depth input).
-Notation invariant := (System.invariant W cfg depth input).
-Notation hist_of := (System.hist_of cfg).
 
-Definition whole (s : sys) : hist := history (cfg 0) (results s).
-
-Lemma invariant_of : forall s, reachable s -> invariant s.
+Lemma invariant_of : forall s, reachable s -> System.invariant W cfg depth input (h0 := fresh) s.
 Proof. destruct ok. intros. eapply reachable_invariant; eauto. Qed.
 
+Definition whole_from (h0 : origin) (s : sys) : hist := history_from h0 (cfg 0) (results s).
+
+Context {h0 : origin}.
+Notation invariant := (System.invariant W cfg depth input (h0 := h0)).
+Notation hist_of := (System.hist_from cfg h0).
+Notation whole := (whole_from h0).
+
 Lemma whole_when_current : forall s r, got s r = length (log s) -> hist_of s r = whole s.
-Proof. intros s r G. unfold System.hist_of, whole. rewrite (seen_current s r G). reflexivity. Qed.
+Proof. intros s r G. unfold System.hist_from, whole_from. rewrite (seen_current s r G). reflexivity. Qed.
 
 Lemma whole_snoc : forall s ms x rk g p ru, whole (mkSys rk g p (log s ++ [(ms, x)]) ru) = h_step (cfg 0) (whole s) x.
-Proof. intros. unfold whole, results. simpl. rewrite map_app. simpl. apply history_snoc. Qed.
+Proof. intros. unfold whole_from, results. simpl. rewrite map_app. simpl. apply history_snoc. Qed.
 
 Lemma pending_current : forall s r, invariant s -> r < W -> pending s r = true ->
   hist_of s r = whole s /\ got s r = length (log s) /\ is_waiting (rank_of s r) = true.
-Proof. intros s r I H P. destruct (pending_sync _ _ _ _ s r I H P) as [E X]. unfold System.hist_of. rewrite E. exact (conj eq_refl X). Qed.
+Proof. intros s r I H P. destruct (pending_sync _ _ _ _ s r I H P) as [E X]. unfold System.hist_from. rewrite E. exact (conj eq_refl X). Qed.
 
 (** The kind of an exchange that completes shows where all ranks are. *)
 Lemma exchange_kind : forall s x, invariant s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some x ->
@@ -290,7 +293,7 @@ Lemma hist_cases : forall s r, invariant s -> r < W ->
 Proof.
   intros s r I H. destruct (g_sync _ _ _ _ _ I r H) as [[_ [G Wa]]|[[P [G [Wa [ms [x [L M]]]]]]|[_ [G Wa]]]].
   - left. split; [assumption|apply whole_when_current, G].
-  - right. repeat split; auto. exists ms, x. repeat split; auto. unfold whole. rewrite <- (firstn_all (results s)).
+  - right. repeat split; auto. exists ms, x. repeat split; auto. unfold whole_from. rewrite <- (firstn_all (results s)).
     assert (El : length (results s) = S (got s r)) by (unfold results; rewrite map_length; lia). rewrite El.
     rewrite (firstn_snoc _ _ _ x); [apply history_snoc|]. apply (results_nth _ _ _ L).
   - left. split; [assumption|apply whole_when_current, G].
@@ -382,3 +385,5 @@ Proof.
 Qed.
 
 End Facts.
+
+Notation whole cfg := (whole_from cfg fresh).

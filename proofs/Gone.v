@@ -11,8 +11,7 @@ Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> l
 Hypothesis ok : setting_ok W cfg.
 Hypothesis deep : forall r, r < W -> 1 <= depth r.
 Notation step := (System.step W cfg depth input).
-Notation reachable := (System.reachable W cfg depth input).
-Notation lossy_reachable := (Loss.lossy_reachable W cfg depth input).
+Notation sound h0 := (Keeps.sound W cfg depth input (h0 := h0)).
 
 (** The processes that are gone. *)
 Variable gone : nat -> bool.
@@ -44,14 +43,14 @@ Lemma never_ends_or_not : forall s r, decidable (never_ends s r).
 Proof. intros s r. unfold never_ends, is_out. decides. Qed.
 
 (** A consumer on a rank that has not been told can take a step. *)
-Lemma take_goes_on : forall u v r, reachable v -> follows W u v -> r < W -> gone r = false -> rank_of u r = rank_of v r -> running u r = false -> takeable (rank_of v r) ->
+Lemma take_goes_on : forall {h0} u v r, sound h0 v -> follows W u v -> r < W -> gone r = false -> rank_of u r = rank_of v r -> running u r = false -> takeable (rank_of v r) ->
   goes_on u.
 Proof.
-  intros u v r R F H G Er Ru [NE L]. pose proof (invariant_of W cfg depth input ok v R) as I. destruct (queue (rank_of v r)) as [|x q] eqn:Q; [easy|].
+  intros h0 u v r R F H G Er Ru [NE L]. pose proof (so_invariant _ _ _ _ _ R) as I. destruct (queue (rank_of v r)) as [|x q] eqn:Q; [easy|].
   pose proof (head_number W cfg depth input v r x q I H Q) as Nx.
   assert (B : below (limit (rank_of v r)) (s_number x) = true).
   { unfold below. destruct (limit (rank_of v r)) as [l|]; [|reflexivity]. apply Nat.ltb_lt. rewrite Nx. apply L. reflexivity. }
-  left. exists (LRank r StepTaken). eexists. split; [|split; [exact Logic.I|split; [split; [exact G|rewrite Er; apply (reachable_live W cfg depth input ok v r R H)]|exact Logic.I]]].
+  left. exists (LRank r StepTaken). eexists. split; [|split; [exact Logic.I|split; [split; [exact G|rewrite Er; apply (sound_live W cfg depth input v r R H)]|exact Logic.I]]].
   eapply StepRank; [exact H|exact Ru|]. rewrite Er. simpl. rewrite Q, B. reflexivity.
 Qed.
 
@@ -74,10 +73,10 @@ Qed.
 
 (** ABORT, STOP, FREE: whichever rank leaves, is lost or is gone, at any time, either something goes on (possibly a driver that tells its
     rank), or the loader of every live process is done or delivers to a trainer inside a step that never ends. *)
-Theorem every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends : forall u, lossy_reachable u ->
+Theorem every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends : forall u, under_way W cfg depth input u ->
   goes_on u \/ forall r, r < W -> gone r = false -> at_phase (rank_of u r) = DONE \/ (at_phase (rank_of u r) = DRAIN /\ running u r = true /\ never_ends u r).
 Proof.
-  intros u Ru. destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok u Ru) as [v [R F]]. pose proof (invariant_of W cfg depth input ok v R) as I. pose proof (some_rank _ _ ok) as SR.
+  intros u [h0 [v [R F]]]. pose proof (so_invariant _ _ _ _ _ R) as I. pose proof (some_rank _ _ ok) as SR.
   destruct (dec_exists (fun q => gone q || is_lost (rank_of u q)) W) as [[q0 [Hq0 G0]]|NG].
   2:{ (* no process is gone and no rank is lost *)
     assert (NG' : forall r, r < W -> gone r = false /\ is_lost (rank_of u r) = false) by (intros r H; apply orb_false_iff, NG, H).
@@ -108,8 +107,8 @@ Proof.
   pose proof (End r H Gr) as Er. unfold is_ending in Er. destruct (at_phase (rank_of u r)) eqn:P; try discriminate; auto.
   destruct (f_rank _ _ _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_phase _ _ L) in P; discriminate]. rewrite Xr in P.
   assert (Ev : is_ending (rank_of v r) = true) by (unfold is_ending; rewrite P; reflexivity).
-  destruct (t_drain _ _ (g_tight _ _ _ _ _ I r H) P) as [Ob Li]. pose proof (g_core _ _ _ _ _ I r H) as Kr. destruct (ended_current W cfg depth input ok v r R H Ev) as [Wr _].
-  destruct (ended_outcome W cfg depth input ok v r R H Ev) as [o [l [Hk _]]].
+  destruct (t_drain _ _ (g_tight _ _ _ _ _ I r H) P) as [Ob Li]. pose proof (g_core _ _ _ _ _ I r H) as Kr. destruct (ended_current W cfg depth input v r R H Ev) as [Wr _].
+  destruct (ended_outcome W cfg depth input v r R H Ev) as [o [l [Hk _]]].
   assert (Ll : length (taken (rank_of v r)) < l).
   { destruct (stopped (rank_of v r)) eqn:S.
     - destruct (k_stop _ _ _ _ _ _ Kr S) as [m [L1 L2]]. specialize (Li m L1). lia.
@@ -131,7 +130,7 @@ Proof.
     intros [[p [Hp [_ Lp]]]|[Al _]]; [specialize (M p Hp)|specialize (Al r H)]; lia. }
   left. pose proof (live_is_followed W u v q F Hq Lost) as Xq.
   destruct (takeableb (rank_of v q)) eqn:T; [apply (take_goes_on u v q R F Hq Gq Xq Rq); apply takeableb_spec, T|exfalso].
-  pose proof (End q Hq Gq) as Eq. rewrite Xq in Eq, Stop. rewrite Xr, Xq in Lq. destruct (ended_current W cfg depth input ok v q R Hq Eq) as [Wq _]. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
+  pose proof (End q Hq Gq) as Eq. rewrite Xq in Eq, Stop. rewrite Xr, Xq in Lq. destruct (ended_current W cfg depth input v q R Hq Eq) as [Wq _]. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
   pose proof (k_free _ _ _ _ _ _ Kq Stop) as L1. rewrite Wq, Hk in L1.
   assert (Rel : length (taken (rank_of v q)) < length (released_of (rank_of v q))).
   { rewrite (k_released _ _ _ _ _ _ Kq), Wq, <- Wr, <- (k_released _ _ _ _ _ _ Kr). unfold released_of. rewrite !app_length. lia. }

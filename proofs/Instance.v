@@ -79,22 +79,22 @@ Theorem every_sample_is_trained_on_exactly_once : forall s, reachable s ->
   ~ can W cfg depth input unurged s ->
   forall r, r < W -> at_phase (rank_of s r) = DONE /\ Permutation (emitted s r) (input r).
 Proof.
-  intros s R Jm Nq Pr Al St r H. destruct (the_coupled_system_never_deadlocks W cfg depth input ok deep s R) as [C|F]; [intros q Hq; apply Al, Hq|destruct C as [l [t [[U _] T]]]; destruct St; exists l, t; auto|].
+  intros s R Jm Nq Pr Al St r H. destruct (the_coupled_system_never_deadlocks W cfg depth input ok deep s (sound_of ok R)) as [C|F]; [intros q Hq; apply Al, Hq|destruct C as [l [t [[U _] T]]]; destruct St; exists l, t; auto|].
   destruct (F r H) as [D [Ru Nt]]. split; [exact D|].
   assert (En : is_ending (rank_of s r) = true) by (unfold is_ending; rewrite D; reflexivity).
-  destruct (ended_outcome W cfg depth input ok s r R H En) as [o [l [Hk O]]].
+  destruct (ended_outcome W cfg depth input s r (sound_of ok R) H En) as [o [l [Hk O]]].
   assert (Oc : o = Complete).
-  { pose proof (d_outcome _ _ s (reachable_third W cfg depth input ok s R) o l Hk) as T. destruct o as [|q n|q c|q|p c]; [reflexivity| | | |]; exfalso; simpl in T.
+  { pose proof (d_outcome _ _ s (sound_of ok R) o l Hk) as T. destruct o as [|q n|q c|q|p c]; [reflexivity| | | |]; exfalso; simpl in T.
     - destruct T as [T1 T2]. destruct (Al q T1). congruence.
     - destruct T as [T1 T2]. destruct (Al q T1). congruence.
     - destruct T as [i [T1 T2]]. apply T2, Pr, T1.
     - exact T. }
   subst o. destruct (Al r H) as [Ns _].
-  pose proof (join_mode_covers W cfg depth input ok s r R H Jm Nq D O Ns) as P.
+  pose proof (join_mode_covers W cfg depth input s r (sound_of ok R) H Jm Nq D O Ns) as P.
   assert (Q : queue (rank_of s r) = []).
   { destruct (queue (rank_of s r)) as [|x q] eqn:Q; [reflexivity|]. exfalso. apply Nt. split; [rewrite Q; discriminate|]. intros m Lm.
     pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
-    destruct (ended_current W cfg depth input ok s r R H En) as [Wh _]. rewrite (k_free _ _ _ _ _ _ K Ns), Wh, Hk in Lm. injection Lm as <-.
+    destruct (ended_current W cfg depth input s r (sound_of ok R) H En) as [Wh _]. rewrite (k_free _ _ _ _ _ _ K Ns), Wh, Hk in Lm. injection Lm as <-.
     destruct (history_complete (cfg 0) (results s) l Hk) as [-> _]. rewrite Wh in K. change (history (cfg 0) (results s)) with (whole cfg s).
     rewrite <- (k_steps _ _ _ _ _ _ K), map_length. unfold steps_of. rewrite Q, app_length. simpl. lia. }
   rewrite Q, app_nil_r in P. exact P.

@@ -490,14 +490,14 @@ Qed.
 Theorem with_shared_shards_rounds_are_aligned : forall s r q j x y, shared_reachable s -> r < W -> q < W ->
   nth_error (steps_of (rank_of (base s) r)) j = Some x -> nth_error (steps_of (rank_of (base s) q)) j = Some y ->
   s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y.
-Proof. intros s r q j x y R. exact (with_losses_rounds_are_aligned W own depth _ own_ok (base s) r q j x y (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R)). Qed.
+Proof. intros s r q j x y R. exact (with_losses_rounds_are_aligned W own depth _ (base s) r q j x y (on_its_way own_ok (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R))). Qed.
 
 Theorem with_shared_shards_every_rank_makes_the_same_number_of_steps_in_a_round : forall s r q k, shared_reachable s -> r < W -> q < W ->
   k < round (rank_of (base s) r) -> k < round (rank_of (base s) q) ->
   length (steps_in_round k (rank_of (base s) r)) = length (steps_in_round k (rank_of (base s) q)).
 Proof.
   intros s r q k R.
-  exact (with_losses_every_rank_makes_the_same_number_of_steps_in_a_round W own depth _ own_ok (base s) r q k (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R)).
+  exact (with_losses_every_rank_makes_the_same_number_of_steps_in_a_round W own depth _ (base s) r q k (on_its_way own_ok (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R))).
 Qed.
 
 (** STOP. *)
@@ -505,7 +505,7 @@ Theorem with_shared_shards_no_consumer_takes_more_than_one_step_beyond_one_that_
   stopped (rank_of (base s) q) = true -> length (taken (rank_of (base t) r)) <= length (taken (rank_of (base s) q)) + 1.
 Proof.
   intros s n t r q R P Hr Hq. destruct (a_path_of_shared_shards_is_one_of_shards_of_ones_own s n t R P) as [Rb [m Pb]].
-  exact (with_losses_no_consumer_takes_more_than_one_step_beyond_one_that_stopped W own depth _ own_ok (base s) m (base t) r q Rb Pb Hr Hq).
+  exact (with_losses_no_consumer_takes_more_than_one_step_beyond_one_that_stopped W own depth _ own_ok (base s) m (base t) r q (on_its_way own_ok Rb) Pb Hr Hq).
 Qed.
 
 (** ABORT, STOP. *)
@@ -517,13 +517,13 @@ Theorem with_shared_shards_a_failure_or_a_stop_ends_every_other_rank_in_its_roun
     (ends_by k o \/ (had_offered k (rank_of (base s) r) /\ round (rank_of (base t) q) = round (rank_of (base s) r))).
 Proof.
   intros k s n t r q R P. destruct (a_path_of_shared_shards_is_one_of_shards_of_ones_own s n t R P) as [Rb [m Pb]].
-  exact (with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next W own depth _ own_ok k (base s) m (base t) r q Rb Pb).
+  exact (with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next W own depth _ own_ok k (base s) m (base t) r q (on_its_way own_ok Rb) Pb).
 Qed.
 
 Theorem with_shared_shards_ranks_that_have_ended_are_lost_or_agree : forall s r q, shared_reachable s -> r < W -> q < W -> let u := rank_of (base s) r in let v := rank_of (base s) q in
   is_ending u = true -> is_ending v = true -> is_lost u = false -> is_lost v = false ->
   ended_as u = ended_as v /\ round u = round v /\ length (released_of u) = length (released_of v).
-Proof. intros s r q R. exact (ranks_that_have_ended_are_lost_or_agree W own depth _ own_ok (base s) r q (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R)). Qed.
+Proof. intros s r q R. exact (ranks_that_have_ended_are_lost_or_agree W own depth _ (base s) r q (on_its_way own_ok (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R))). Qed.
 
 (** AGE, in join mode, without updates. *)
 Theorem with_shared_shards_a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest :
@@ -541,7 +541,7 @@ Qed.
 Theorem with_shared_shards_nothing_is_lost : forall s r, shared_reachable s -> r < W ->
   let u := rank_of (base s) r in
   Permutation (samples_of (steps_of u) ++ concat (aligned u) ++ window u ++ skipn (read u) (content (places s r))) (content (places s r)).
-Proof. intros s r R. exact (with_losses_no_sample_goes_missing W own depth _ own_ok (base s) r (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R)). Qed.
+Proof. intros s r R. exact (with_losses_no_sample_goes_missing W own depth _ (base s) r (on_its_way own_ok (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R))). Qed.
 
 (** DEAL: a rank has drawn what was dealt to it, according to the wants that all ranks were told in its rounds. *)
 Theorem a_rank_has_drawn_what_was_dealt_to_it : forall s r, shared_reachable s -> r < W -> begun s r = true ->
@@ -655,10 +655,10 @@ Proof.
   { destruct (begun s r) eqn:Bg; [reflexivity|]. destruct (b_fresh _ _ Bk Bg) as [_ [[F|[p [c F]]] _]]; rewrite F in O; [discriminate|].
     unfold lose in O. rewrite initial_goes_on in O. discriminate. }
   assert (P : Permutation (samples_of (steps_of (rank_of (base s) r))) (content (places s r)))
-    by exact (with_losses_a_complete_rank_has_planned_its_whole_input W own depth input own_ok (base s) r Rb Hr Jm Nq En O).
+    by exact (with_losses_a_complete_rank_has_planned_its_whole_input W own depth input (base s) r (on_its_way own_ok Rb) Hr Jm Nq En O).
   split; [|auto]. rewrite <- (b_upto _ _ Bk Bg). apply Nat.eqb_eq. rewrite <- (b_ended _ _ Bk Bg).
   destruct (a_live_rank_is_followed W own depth input own_ok (base s) r Rb Hr) as [v [Rv [_ [Er _]]]]; [exact (complete_is_not_lost _ O)|]. rewrite Er in *.
-  exact (a_complete_rank_has_read_its_whole_input W own depth input own_ok v r Rv Hr Jm Nq En O).
+  exact (a_complete_rank_has_read_its_whole_input W own depth input v r (sound_of own_ok Rv) Hr Jm Nq En O).
 Qed.
 
 (** COVER: when all ranks are COMPLETE in join mode, the job has planned each place of the order exactly once. *)

@@ -1,6 +1,6 @@
 (** The theorems about grouping, alignment and losses, applied to the steps that the system makes with the shipped configuration. *)
 Require Import List Arith Lia Bool Permutation Sorted QArith.
-From ODB Require Import Lists Types Grouping Alignment Order Layouts Runs Machine Local Rules System Facts Protocol Budgets Termination Rounds Instance Loss Sampler Weight.
+From ODB Require Import Lists Types Grouping Alignment Order Layouts Runs Machine Local Rules System Facts Keeps Protocol Budgets Termination Rounds Instance Loss Sampler Weight.
 Import ListNotations.
 Open Scope nat_scope.
 
@@ -45,16 +45,15 @@ Qed.
 
 Section Joined.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
-Hypothesis ok : setting_ok W cfg.
-Notation reachable := (System.reachable W cfg depth input).
+Notation sound h0 := (Keeps.sound W cfg depth input (h0 := h0)).
 
-Lemma counted_is_all_supervised : forall loss s r j m, (forall x, length (loss x) = sup x) -> reachable s -> r < W ->
+Lemma counted_is_all_supervised : forall {h0} loss s r j m, (forall x, length (loss x) = sup x) -> sound h0 s -> r < W ->
   j + m <= length (steps_of (rank_of s r)) -> all_supervised (window_of W loss s j m) = counted (rank_of s r) j m.
 Proof.
-  intros loss s r j m L R H Lj. unfold counted.
+  intros h0 loss s r j m L R H Lj. unfold counted.
   set (own := fun i => sum_nat (map (fun q => n_supervised (count_group (nth i (groups_of (rank_of s q)) []))) (seq 0 W))).
   rewrite (firstn_skipn_map _ _ (fun x => n_supervised (s_counts x)) own (steps_of (rank_of s r)) m j Lj).
-  2:{ intros i x E. unfold own. rewrite (global_counts_are_the_sums_over_all_ranks W cfg depth input ok s r i x R H E).
+  2:{ intros i x E. unfold own. rewrite (global_counts_are_the_sums_over_all_ranks W cfg depth input s r i x R H E).
       unfold sum_counts. rewrite sum_supervised. simpl. rewrite map_map. reflexivity. }
   unfold own. rewrite sum_swap. unfold all_supervised, window_of, sum_nat. f_equal. rewrite map_map. apply map_ext. intros q. f_equal. rewrite map_map. apply map_ext. intros i.
   apply losses_supervised, L.
@@ -62,14 +61,14 @@ Qed.
 
 (** WEIGHT, for the steps that the system makes: whatever the losses of the supervised tokens are, over any [m] steps from step [j] on, with
     the counts in the steps of any one rank. *)
-Theorem the_steps_of_the_system_train_on_the_global_mean : forall loss s r j m, (forall x, length (loss x) = sup x) -> reachable s -> r < W ->
+Theorem the_steps_of_the_system_train_on_the_global_mean : forall {h0} loss s r j m, (forall x, length (loss x) = sup x) -> sound h0 s -> r < W ->
   j + m <= length (steps_of (rank_of s r)) -> 0 < counted (rank_of s r) j m ->
   let world := window_of W loss s j m in
   let total := counted (rank_of s r) j m in
   Qeq (averaged world (fun b => scale_of_mean W total b * mean_loss b)%Q) (global_mean world) /\
   Qeq (averaged world (fun b => scale_of_sum W total b * sum_loss b)%Q) (global_mean world).
 Proof.
-  intros loss s r j m L R H Lj T world total. pose proof (counted_is_all_supervised loss s r j m L R H Lj) as A. fold world in A. fold total in A, T.
+  intros h0 loss s r j m L R H Lj T world total. pose proof (counted_is_all_supervised loss s r j m L R H Lj) as A. fold world in A. fold total in A, T.
   assert (Wa : length world = W) by (unfold world, window_of; rewrite map_length, seq_length; reflexivity).
   assert (P1 : (0 < length world)%nat) by lia. assert (P2 : (0 < all_supervised world)%nat) by lia.
   pose proof (the_average_of_the_scaled_losses_is_the_global_mean world P1 P2) as X1. pose proof (the_average_of_the_scaled_sums_is_the_global_mean world P1 P2) as X2.
@@ -77,14 +76,14 @@ Proof.
 Qed.
 
 (** With losses too, over steps that all ranks have planned: a rank that is lost before may never train on its part. *)
-Theorem with_losses_the_steps_train_on_the_global_mean : forall loss s r j m, (forall x, length (loss x) = sup x) -> lossy_reachable W cfg depth input s -> r < W ->
+Theorem with_losses_the_steps_train_on_the_global_mean : forall loss s r j m, (forall x, length (loss x) = sup x) -> under_way W cfg depth input s -> r < W ->
   (forall q, q < W -> j + m <= length (steps_of (rank_of s q))) -> 0 < counted (rank_of s r) j m ->
   let world := window_of W loss s j m in
   let total := counted (rank_of s r) j m in
   Qeq (averaged world (fun b => scale_of_mean W total b * mean_loss b)%Q) (global_mean world) /\
   Qeq (averaged world (fun b => scale_of_sum W total b * sum_loss b)%Q) (global_mean world).
 Proof.
-  intros loss s r j m L Rs H Lj. destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok s Rs) as [v [Rv F]].
+  intros loss s r j m L [h0 [v [Rv F]]] H Lj.
   assert (Same : forall q, q < W -> steps_of (rank_of s q) = steps_of (rank_of v q)) by (intros q Hq; exact (proj1 (follows_frame W s v q F Hq))).
   assert (E : window_of W loss s j m = window_of W loss v j m).
   { apply map_ext_in. intros q Hq. apply in_seq in Hq. apply map_ext_in. intros i Hi. apply in_seq in Hi. pose proof (Lj q ltac:(lia)) as Lq. unfold groups_of.

@@ -1,5 +1,6 @@
-(** The second invariant of the system: some rank has work in every step, there is a cause for every report, an epoch is complete only
-    when nothing is left to do, and the global counts are the true sums. *)
+(** What every step keeps of all ranks at once ([sound]), besides the invariant of System.v. The second invariant: some rank has work in
+    every step, there is a cause for every report, an epoch is complete only when nothing is left to do, and the global counts are the
+    true sums. The third: outcomes and reports have a reason, rounds and exchanges are bounded by steps, and trainers are in lockstep. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts.
 Import ListNotations.
@@ -58,10 +59,11 @@ Section Keeps.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Notation reachable := (System.reachable W cfg depth input).
-Notation invariant := (System.invariant W cfg depth input).
+Context {h0 : origin}.
+Notation invariant := (System.invariant W cfg depth input (h0 := h0)).
 Notation step := (System.step W cfg depth input).
-Notation hist_of := (System.hist_of cfg).
-Notation whole := (Facts.whole cfg).
+Notation hist_of := (System.hist_from cfg h0).
+Notation whole := (Facts.whole_from cfg h0).
 Notation quota_met := (Facts.quota_met cfg).
 
 Definition worker (s : sys) (t q : nat) : Prop :=
@@ -90,11 +92,6 @@ Record second (s : sys) : Prop := {
   n_work : Forall (fun x => 1 <= n_samples (snd x)) (h_steps (whole s));
   n_first : forall n, n < length (h_steps (whole s)) -> n = 0 \/ is_quota_met (cfg 0) (planned_samples (whole s) n) = false;
   n_true : forall j x, nth_error (h_steps (whole s)) j = Some x -> snd x = true_counts s j }.
-
-Lemma second_start : second (start cfg).
-Proof.
-  constructor; simpl; try discriminate; try constructor; try lia. intros j x H. destruct j; discriminate.
-Qed.
 
 (** A rank's history determines its phase, up to FILL or OFFER and DRAIN or DONE. *)
 Lemma phase_of_kind : forall c c0 h s, kind_ok c c0 h s ->
@@ -156,7 +153,7 @@ Lemma rank_step_keeps_second : forall s r e t s', invariant s -> invariant s' ->
   transition (cfg r) r (depth r) (rank_of s r) e = Some t -> rank_of s' = update (rank_of s) r t -> log s' = log s -> second s'.
 Proof.
   intros s r e t s' I I' S H M E Er El.
-  assert (Wh' : whole s' = whole s) by (unfold Facts.whole, results; rewrite El; reflexivity).
+  assert (Wh' : whole s' = whole s) by (unfold Facts.whole_from, results; rewrite El; reflexivity).
   pose proof (rank_step_after s r e t I H M E) as K.
   pose proof (answer_or_own e) as Cases.
   assert (Kt : forall y, e = Got y -> core (cfg r) (cfg 0) r (input r) (whole s) t /\ is_waiting (rank_of s r) = true /\ whole s = h_step (cfg 0) (hist_of s r) y).
@@ -361,11 +358,192 @@ Proof.
   - destruct S. constructor; try assumption. intros l Hk. exfalso. exact (none_draws_after_the_end s r n la I H D _ _ Hk).
 Qed.
 
-Lemma reachable_second : forall s, reachable s -> invariant s /\ second s.
+End Keeps.
+
+(** ** The third invariant *)
+
+Lemma first_failed_spec : forall rs, match first_failed rs with
+  | Some o => exists r c, In r rs /\ r_cause r = Some c /\ o = Failed (r_rank r) c
+  | None => forall r, In r rs -> r_cause r = None end.
 Proof.
-  induction 1 as [|s l t R [I S] St].
-  - split; [destruct ok; eapply initial_invariant; eauto|apply second_start].
-  - eapply step_keeps_second; eauto.
+  induction rs as [|r rs IH]; simpl; [easy|]. destruct (r_cause r) as [c|] eqn:C; [eauto 8|]. destruct (first_failed rs).
+  - destruct IH as [q [c [H1 H2]]]. eauto 8.
+  - intros q [<-|H]; auto.
 Qed.
 
-End Keeps.
+Lemma first_different_some : forall rs ref r, In r rs -> r_print r <> r_print ref -> exists q, first_different ref rs = Some (Mismatch q).
+Proof.
+  induction rs as [|x rs IH]; simpl; intros ref r H D; [easy|]. destruct (_ && _) eqn:E; [|eauto]. apply andb_true_iff in E as [_ E]. apply Nat.eqb_eq in E.
+  destruct H as [->|H]; [congruence|eauto].
+Qed.
+
+(** Every exchange is an agreement or sums of a round, or one of the last two of the epoch. *)
+Definition kind_ops (k : kind) : nat := match k with NOffer => 0 | NCount _ => 1 | NReport => 1 | NClosed _ _ => 2 end.
+
+(** Of [update_rounds] rounds in a row one forms steps. *)
+Lemma a_round_adds_a_step_if_it_has_any : forall c k, 1 <= update_rounds c -> S k / update_rounds c <= k / update_rounds c + if has_steps c k then 1 else 0.
+Proof.
+  intros c k P. unfold has_steps. set (p := update_rounds c) in *. pose proof (Nat.div_mod (S k) p ltac:(lia)) as D. pose proof (Nat.mod_upper_bound (S k) p ltac:(lia)) as M.
+  destruct (Nat.eqb_spec (S k mod p) 0) as [Z|Z].
+  - destruct (S k / p) as [|q]; [lia|]. enough (q <= k / p) by lia. apply Nat.div_le_lower_bound; lia.
+  - enough (S k / p <= k / p) by lia. apply Nat.div_le_lower_bound; lia.
+Qed.
+
+Lemma taken_changes : forall c r d s e t, transition c r d s e = Some t ->
+  match e with StepTaken => exists x, taken t = taken s ++ [x] | _ => taken t = taken s end.
+Proof.
+  intros c r d s e t E. destruct (answer_or_own e) as [[x ->]|NG]; [apply (answer_keeps _ _ _ _ _ _ E)|].
+  destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> D]]; destruct e; try discriminate; try reflexivity. destruct G as [x [q [Q _]]]. exists x. simpl. rewrite Q. reflexivity.
+Qed.
+
+Section Sound.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
+Hypothesis ok : setting_ok W cfg.
+Context {h0 : origin}.
+Notation invariant := (System.invariant W cfg depth input (h0 := h0)).
+Notation second := (second W cfg (h0 := h0)).
+Notation step := (System.step W cfg depth input).
+Notation whole := (whole_from cfg h0).
+
+Definition outcome_true (s : sys) (o : outcome_kind) : Prop :=
+  match o with
+  | Complete => True
+  | Stopped q _ => q < W /\ stopped (rank_of s q) = true
+  | Failed q c => q < W /\ failure (rank_of s q) = Some c
+  | Mismatch _ => exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0)
+  | Lost _ _ => False
+  end.
+
+Record third (s : sys) : Prop := {
+  d_cause : forall r, r < W -> at_phase (rank_of s r) = REPORT ->
+    exists x, posted (rank_of s r) = Some (MReport x) /\ forall c, r_cause x = Some c -> failure (rank_of s r) = Some c;
+  d_outcome : forall o l, h_kind (whole s) = NClosed o l -> outcome_true s o;
+  d_reasons : Forall (fun p => match snd p with Reported rs => failure_of rs <> None | _ => True end) (log s);
+  d_rounds : h_round (whole s) / update_rounds (cfg 0) <= length (h_steps (whole s)) /\ length (log s) <= 2 * h_round (whole s) + kind_ops (h_kind (whole s));
+  d_lockstep : forall r q, r < W -> q < W -> length (taken (rank_of s r)) <= length (taken (rank_of s q)) + if running s r then 1 else 0 }.
+
+(** The reports of an exchange that is about to complete. *)
+Lemma pending_reports : forall s rs, invariant s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Reported rs) ->
+  length rs = W /\ forall r, r < W -> at_phase (rank_of s r) = REPORT /\ exists x, nth_error rs r = Some x /\ posted (rank_of s r) = Some (MReport x) /\ r_rank x = r /\ r_print x = c_print (cfg r).
+Proof.
+  intros s rs I P R. destruct (reduce_reported _ _ R) as [Em _].
+  assert (L : length rs = W) by (rewrite <- (map_length MReport), <- Em; apply messages_length). split; [exact L|]. intros r H.
+  pose proof (messages_nth W s r H) as Hm. rewrite Em in Hm. destruct (nth_error rs r) as [x|] eqn:Hx; [|apply nth_error_None in Hx; lia].
+  rewrite (map_nth_error MReport _ _ Hx) in Hm. injection Hm as Hm. destruct (pending_current W cfg depth input s r I H (P r H)) as [_ [_ Wa]].
+  pose proof (waiting_says _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Wa) as Sa. rewrite <- Hm in Sa. destruct Sa as [Ph Sa]. split; [exact Ph|]. exists x. auto.
+Qed.
+
+(** Some report gives a reason, so the Python's PeerError in compute_failure is never raised. *)
+Lemma reports_say : forall s rs, invariant s -> second s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Reported rs) ->
+  exists o, failure_of rs = Some o /\
+    ((exists r c, r < W /\ o = Failed r c /\ exists x, posted (rank_of s r) = Some (MReport x) /\ r_cause x = Some c) \/
+     ((exists q, o = Mismatch q) /\ (exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0)) /\ forall q, q < W -> failing s q -> False)).
+Proof.
+  intros s rs I S P R. destruct (pending_reports s rs I P R) as [L X]. pose proof (some_rank _ _ ok) as SR.
+  pose proof (exchange_kind W cfg depth input ok s _ I P R) as Hk.
+  unfold failure_of. pose proof (first_failed_spec rs) as F. destruct (first_failed rs) as [o|].
+  - exists o. split; [reflexivity|]. left. destruct F as [x [c [Hx [Cx ->]]]]. apply In_nth_error in Hx as [r Hr].
+    assert (H : r < W) by (rewrite <- L; apply nth_error_Some; congruence). destruct (X r H) as [_ [y [Hy [Po [Ry _]]]]]. rewrite Hr in Hy. injection Hy as <-.
+    exists r, c. rewrite Ry. eauto 6.
+  - assert (NF : forall q, q < W -> failing s q -> False).
+    { intros q Hq [_ F2]. destruct (X q Hq) as [Ph [y [Hy [Po _]]]]. destruct (F2 Ph) as [y' [Po' C]]. rewrite Po in Po'. injection Po' as <-. apply C, F. eapply nth_error_In, Hy. }
+    destruct (n_report _ _ _ S Hk) as [[q [Hq Fq]]|[q [Hq D]]]; [exfalso; eapply NF; eauto|].
+    destruct (X 0 ltac:(lia)) as [_ [x0 [H0 [_ [_ P0]]]]]. destruct (X q Hq) as [_ [xq [Hxq [_ [_ Pq]]]]].
+    destruct rs as [|r0 rs]; [simpl in L; lia|]. simpl in H0. injection H0 as ->.
+    destruct (first_different_some (x0 :: rs) x0 xq) as [i Hi]; [eapply nth_error_In, Hxq|congruence|]. rewrite Hi. exists (Mismatch i). split; [reflexivity|]. right. eauto 8.
+Qed.
+
+Lemma stopped_stays : forall c r d s e t, transition c r d s e = Some t -> stopped s = true -> stopped t = true.
+Proof.
+  intros c r d s e t E St. destruct (answer_or_own e) as [[x ->]|NG]; [destruct (answer_keeps _ _ _ _ _ _ E) as [_ [-> _]]; exact St|].
+  destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]]; [destruct e; auto|exact St].
+Qed.
+
+Lemma outcome_stays : forall s s' o, (forall q, q < W -> stopped (rank_of s q) = true -> stopped (rank_of s' q) = true) ->
+  (forall q, q < W -> failure (rank_of s q) <> None -> failure (rank_of s' q) = failure (rank_of s q)) -> outcome_true s o -> outcome_true s' o.
+Proof.
+  intros s s' o H1 H2 O. destruct o as [|q n|q c|q|p c]; simpl in *; auto; destruct O as [O1 O2]; split; auto. rewrite H2; congruence.
+Qed.
+
+(** A trainer leaves a step only when every rank's consumer has taken it (A5). *)
+Lemma step_keeps_lockstep : forall s l t, step s l t -> (forall r q, r < W -> q < W -> length (taken (rank_of s r)) <= length (taken (rank_of s q)) + if running s r then 1 else 0) ->
+  forall r q, r < W -> q < W -> length (taken (rank_of t r)) <= length (taken (rank_of t q)) + if running t r then 1 else 0.
+Proof.
+  intros s l t St IH r q Hr Hq. specialize (IH r q Hr Hq) as Rq.
+  destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; simpl.
+  - apply taken_changes in E. destruct (match e with StepTaken => true | _ => false end) eqn:B.
+    + destruct e; try discriminate. simpl in M. destruct E as [x E]. specialize (IH i q Hi Hq) as Iq. rewrite M in Iq.
+      unfold update. destruct (r =? i) eqn:Ri, (q =? i) eqn:Qi; try (apply Nat.eqb_eq in Ri; subst r); try (apply Nat.eqb_eq in Qi; subst q); rewrite ?E, ?app_length; simpl; lia.
+    + assert (G : forall j, length (taken (update (rank_of s) i t j)) = length (taken (rank_of s j))).
+      { intros j. unfold update. destruct (j =? i) eqn:Ji; [|reflexivity]. apply Nat.eqb_eq in Ji. subst j. destruct e; try discriminate; rewrite E; reflexivity. }
+      rewrite !G. destruct e; try discriminate; exact Rq.
+  - exact Rq.
+  - unfold update. destruct (r =? i) eqn:Ri; [|exact Rq]. apply Nat.eqb_eq in Ri. subst r. specialize (Tk q Hq). lia.
+  - exact Rq.
+Qed.
+
+Lemma step_keeps_third : forall s l t, invariant s -> second s -> third s -> step s l t -> third t.
+Proof.
+  intros s l t I S IH St. pose proof (step_keeps_lockstep s l t St (d_lockstep s IH)) as Lk. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [| |destruct IH; constructor; assumption..].
+  - set (s' := mkSys _ _ _ _ _). assert (Ks : forall q, q < W -> stopped (rank_of s q) = true -> stopped (rank_of s' q) = true).
+    { intros q Hq Sq. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same; eapply stopped_stays; eauto|rewrite update_other by assumption; exact Sq]. }
+    assert (Kf : forall q, q < W -> failure (rank_of s q) <> None -> failure (rank_of s' q) = failure (rank_of s q)).
+    { intros q Hq Fq. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same; eapply rank_keeps_failure; eauto|rewrite update_other by assumption; reflexivity]. }
+    constructor; [| |apply (d_reasons s IH)|apply (d_rounds s IH)|exact Lk].
+    + intros q Hq Ph. simpl in *. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same in *|rewrite update_other in * by assumption; apply (d_cause s IH q Hq Ph)].
+      pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
+      * simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:P0; try discriminate.
+         -- destruct (agree_cases _ _ _ _ _ _ E) as [C [_ [Fe _]]]. destruct C as [_ _ Po _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n _ _ _ _ P2 _ _ _]; try congruence.
+            eexists. split; [exact Po|]. simpl. intros c Hc. rewrite Fe. exact Hc.
+         -- exfalso. destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [[P2|P2] _]]]]]; congruence.
+         -- destruct (failure_of rs); [|discriminate]. injection E as <-. exfalso. match type of Ph with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u) as [P2|P2]; congruence end.
+      * pose proof (own_event_reports _ _ _ _ _ _ NG E Ph) as P0.
+         destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. destruct S1 as [_ S3]; [unfold is_waiting; rewrite P0; reflexivity|].
+         destruct (d_cause s IH r H P0) as [x [Po C]]. exists x. split; [congruence|]. intros c Hc. specialize (C c Hc). rewrite <- C.
+         apply (sa_failure _ _ (transition_same _ _ _ _ _ _ NG E)). congruence.
+    + intros o l Hk. apply (outcome_stays s); [exact Ks|exact Kf|]. eapply (d_outcome s IH). exact Hk.
+  - pose proof (exchange_kind W cfg depth input ok s x I P Rd) as K0. constructor; [apply (d_cause s IH)|intros o l Hk; rewrite whole_snoc in Hk|apply Forall_app; split; [apply (d_reasons s IH)|]| |exact Lk].
+    + assert (Os : forall o, outcome_true s o -> outcome_true (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages W s, x)]) (running s)) o) by (intros o'; destruct o'; simpl; auto).
+      apply Os. clear Os. unfold h_step in Hk. rewrite K0 in Hk. destruct x as [a|cs|rs].
+      * destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr.
+        -- simpl in Hk. injection Hk as <- _. destruct (pending_offers W cfg depth input s a I P Rd) as [os [A [_ [_ X2]]]].
+           destruct (at_stop _ _ A q Sr) as [o1 [Ho So]]. destruct (X2 o1 Ho) as [r [H [_ [_ O]]]]. destruct (of_stop _ _ _ _ O q So) as [-> St]. simpl. auto.
+        -- simpl in Hk. destruct (target (cfg 0) a); [|discriminate]. injection Hk as <- _. exact Logic.I.
+      * discriminate.
+      * destruct (reports_say s rs I S P Rd) as [o1 [F Y]]. rewrite F in Hk. simpl in Hk. injection Hk as <- _.
+        destruct Y as [[r [c [H [-> [x [Po Cx]]]]]]|[[q ->] [D _]]]; [|exact D]. simpl. split; [exact H|].
+        destruct (pending_reports s rs I P Rd) as [_ X]. destruct (X r H) as [Ph _]. destruct (d_cause s IH r H Ph) as [x' [Po' C]]. rewrite Po in Po'. injection Po' as <-. auto.
+    + constructor; [|constructor]. destruct x as [a|cs|rs]; simpl; auto. destruct (reports_say s rs I S P Rd) as [o [-> _]]. discriminate.
+    + destruct (d_rounds s IH) as [R1 R2]. pose proof (ok_updates _ (configs_ok _ _ ok 0 (some_rank _ _ ok))) as Up. rewrite whole_snoc. simpl log. rewrite app_length. simpl length. unfold h_step. destruct x as [a|cs|rs].
+      * rewrite K0 in *. simpl in R2. destruct (is_bad a); simpl; [lia|]. destruct (o_stop_rank a); simpl; [lia|]. destruct (target (cfg 0) a); simpl; lia.
+      * destruct (n_count _ _ _ S _ K0) as [_ T1]. rewrite K0 in *. simpl in R2. cbn [h_round h_steps h_kind]. rewrite app_length, make_shared_length, firstn_length.
+        pose proof (a_round_adds_a_step_if_it_has_any (cfg 0) (h_round (whole s)) Up) as A. split; [|simpl; lia].
+        pose proof (cut_pos (cfg 0) (h_samples (whole s)) cs) as C. pose proof (cut_le (cfg 0) (h_samples (whole s)) cs).
+        destruct T1 as [[_ T1]|[T1 _]]; [rewrite T1 in A; lia|]. destruct cs; [simpl in T1; lia|]. specialize (C ltac:(discriminate)). destruct (has_steps _ _); simpl in *; lia.
+      * rewrite K0 in *. simpl in R2. destruct (reports_say s rs I S P Rd) as [o [-> _]]. simpl. lia.
+Qed.
+
+(** Every step keeps a state sound. So what is proved of sound states is true wherever a run leads from one: from the start of an epoch
+    ([sound_of]), or from where ranks were loaded ([Resume.v]). *)
+Record sound (s : sys) : Prop := { so_invariant :> invariant s; so_second :> second s; so_third :> third s }.
+
+Lemma step_keeps_sound : forall s l t, sound s -> step s l t -> sound t.
+Proof.
+  intros s l t [I S T] St. destruct (step_keeps_second W cfg depth input ok s l t I S St) as [I' S']. constructor; [exact I'|exact S'|exact (step_keeps_third s l t I S T St)].
+Qed.
+
+Lemma leads_sound : forall s t, leads W cfg depth input s t -> sound s -> sound t.
+Proof. induction 1 as [s|s t l u Ld IH St]; intros R; [exact R|exact (step_keeps_sound t l u (IH R) St)]. Qed.
+
+End Sound.
+
+Lemma sound_of : forall {W cfg depth input}, setting_ok W cfg -> forall {s}, System.reachable W cfg depth input s -> sound W cfg depth input (h0 := fresh) s.
+Proof.
+  intros W cfg depth input ok s R. induction R as [|s l t R So St]; [|exact (step_keeps_sound W cfg depth input ok s l t So St)].
+  constructor; [exact (initial_invariant W cfg depth input (some_rank _ _ ok) (configs_ok _ _ ok))|constructor; simpl; try discriminate; try constructor; try lia|constructor; [|discriminate|constructor| |]].
+  - intros j x H. destruct j; discriminate.
+  - intros r H P. change (at_phase (initial (cfg r) r) = REPORT) in P. destruct (initial_phase (cfg r) r); congruence.
+  - pose proof (ok_updates _ (configs_ok _ _ ok 0 (some_rank _ _ ok))). simpl. rewrite Nat.div_0_l by lia. lia.
+  - simpl. lia.
+Qed.
+

@@ -124,7 +124,7 @@ Proof.
     destruct (a_live_rank_is_followed W own depth _ own_is_ok (base s) r Rb Hr Nl) as [v [Rv [F [Er Ep]]]].
     assert (Acc : exists t, transition (own r) r (depth r) (rank_of (base s) r) (Got x) = Some t).
     { rewrite Er. unfold results in Ex. rewrite (f_log _ _ _ _ F), (f_got _ _ _ _ F r Hr) in Ex. rewrite Ep in Pe.
-      exact (every_result_is_accepted W own depth _ own_is_ok v r x Rv Hr Pe Ex). }
+      exact (every_result_is_accepted W own depth _ v r x (sound_of own_is_ok Rv) Hr Pe Ex). }
     destruct Acc as [t E]. assert (C : exists cs, x = Counted cs) by (simpl in E; rewrite Ph in E; destruct x; [discriminate|eauto|discriminate]). destruct C as [cs ->].
     exact (Count r cs t Hr eq_refl Bg Ph Pe Ex E).
 Qed.
@@ -141,7 +141,7 @@ Theorem with_shared_shards_every_live_loader_ends_or_its_trainer_is_in_a_step_th
   forall r, r < W -> gone r = false -> at_phase (rank_of (base s) r) = DONE \/ (at_phase (rank_of (base s) r) = DRAIN /\ running (base s) r = true /\ never_ends W gone (base s) r).
 Proof.
   intros gone s R. assert (Rb := a_run_of_shared_shards_is_one_of_shards_of_ones_own W total cfg depth order deal wish ok deal_next deal_first s R).
-  destruct (every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends W own depth _ own_is_ok deep gone (base s) Rb) as [[[l [b [St [Bi [Li Ne]]]]]|T]|A]; [left|auto..].
+  destruct (every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends W own depth _ own_is_ok deep gone (base s) (on_its_way own_is_ok Rb)) as [[[l [b [St [Bi [Li Ne]]]]]|T]|A]; [left|auto..].
   eapply (the_job_goes_on _ s l b R St); [auto|..].
   - destruct l as [r e| |r|r n la]; auto; apply Li.
   - destruct l as [r e| |r|r n la]; auto. destruct e; auto.
@@ -174,7 +174,7 @@ Theorem a_job_of_shared_shards_never_deadlocks : forall s, shared_reachable s ->
   (forall r, r < W -> stopped (rank_of (base s) r) = false) -> goes_on (unaided (base s)) s \/ forall r, r < W -> finished (base s) r.
 Proof.
   intros s R Nl NS. destruct (nobody_is_lost s R Nl) as [v [Rv [F E]]].
-  destruct (the_coupled_system_never_deadlocks W own depth _ own_is_ok deep v Rv) as [G|Fin]; [intros r Hr; rewrite <- E by exact Hr; exact (NS r Hr)|left|right].
+  destruct (the_coupled_system_never_deadlocks W own depth _ own_is_ok deep v (sound_of own_is_ok Rv)) as [G|Fin]; [intros r Hr; rewrite <- E by exact Hr; exact (NS r Hr)|left|right].
   - apply (the_job_goes_on_as _ s v R Nl F E); [| |intros r l Ir [U _]|exact G].
     + intros l t St [U V]. split; [exact U|]. destruct St as [s0 r e t Hr M T|s0 x P Rd|s0 r Hr Ru Tk|s0 r n la Hr D]; try exact V; [destruct e; try exact V|]; simpl in *; rewrite E by exact Hr; exact V.
     + intros l [_ V]. destruct l as [r e| |r|r n la]; auto. destruct e; auto.
@@ -188,7 +188,7 @@ Theorem with_shared_shards_after_a_stop_every_loader_ends_or_its_trainer_waits :
   goes_on (by_itself W (base s)) s \/ forall r, r < W -> at_phase (rank_of (base s) r) = DONE \/ (at_phase (rank_of (base s) r) = DRAIN /\ forsaken W (base s) r).
 Proof.
   intros s R Nl. destruct (nobody_is_lost s R Nl) as [v [Rv [F E]]].
-  destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left W own depth _ own_is_ok deep v Rv) as [G|Fin]; [left|right].
+  destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left W own depth _ own_is_ok deep v (sound_of own_is_ok Rv)) as [G|Fin]; [left|right].
   - apply (the_job_goes_on_as (by_itself W) s v R Nl F E); [| |intros r l Ir _|exact G].
     + intros l t St B. destruct St as [s0 r e t Hr M T|s0 x P Rd|s0 r Hr Ru Tk|s0 r n la Hr D]; try exact B; [destruct e; try exact B|]; simpl in *; try (rewrite E by exact Hr; exact B).
       destruct B as [q [Hq B]]. exists q. rewrite E by exact Hq. auto.

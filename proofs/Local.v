@@ -69,8 +69,6 @@ Definition h_step (c : config) (h : hist) (x : result) : hist :=
   | _, _ => h
   end.
 
-Definition history (c : config) (rs : list result) : hist := fold_left (h_step c) rs h_initial.
-
 (** ** The invariant of one rank *)
 
 Definition steps_of (s : state) : list step := taken s ++ queue s ++ released s ++ plan s.
@@ -187,11 +185,26 @@ Lemma fold_ind : forall (A B : Type) (f : A -> B -> A) (P : A -> Prop) l a,
   P a -> (forall a b, P a -> P (f a b)) -> P (fold_left f l a).
 Proof. induction l as [|b l IH]; simpl; intros; auto. Qed.
 
-Lemma history_numbered : forall c rs, numbered_from 0 (h_steps (history c rs)).
-Proof. intros. unfold history. apply fold_ind; [|intros; apply h_step_numbered; assumption]. intros i x H. destruct i; discriminate. Qed.
+(** What had been planned when the ranks of a job began: nothing, or, if they were loaded ([Resume.v]), the steps of earlier rounds. *)
+Record origin := mkOrigin {
+  o_hist :> hist;
+  o_offers : h_kind o_hist = NOffer;
+  o_numbers : numbered_from 0 (h_steps o_hist);
+  o_releases : h_released o_hist <= length (h_steps o_hist) }.
 
-Lemma history_snoc : forall c rs x, history c (rs ++ [x]) = h_step c (history c rs) x.
-Proof. intros. unfold history. rewrite fold_left_app. reflexivity. Qed.
+Lemma nothing_numbered : numbered_from 0 [].
+Proof. intros [|i] x H; discriminate. Qed.
+
+Definition fresh : origin := mkOrigin h_initial eq_refl nothing_numbered (le_n 0).
+
+Definition history_from (h0 : origin) (c : config) (rs : list result) : hist := fold_left (h_step c) rs h0.
+Notation history := (history_from fresh).
+
+Lemma history_numbered : forall {h0} c rs, numbered_from 0 (h_steps (history_from h0 c rs)).
+Proof. intros. unfold history_from. apply fold_ind; [apply o_numbers|intros; apply h_step_numbered; assumption]. Qed.
+
+Lemma history_snoc : forall h0 c rs x, history_from h0 c (rs ++ [x]) = h_step c (history_from h0 c rs) x.
+Proof. intros. unfold history_from. rewrite fold_left_app. reflexivity. Qed.
 
 (** The step at position [i] of a rank has number [i]. *)
 Lemma step_number : forall c c0 rank inp h s i x, core c c0 rank inp h s -> numbered_from 0 (h_steps h) ->

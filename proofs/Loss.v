@@ -103,7 +103,7 @@ Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> l
 Hypothesis ok : setting_ok W cfg.
 Hypothesis deep : forall r, r < W -> 1 <= depth r.
 Notation reachable := (System.reachable W cfg depth input).
-Notation invariant := (System.invariant W cfg depth input).
+Notation sound h0 := (Keeps.sound W cfg depth input (h0 := h0)).
 Notation step := (System.step W cfg depth input).
 
 (** A transition without losses, or a rank that is told by its driver of a lost peer. *)
@@ -151,10 +151,10 @@ Proof.
 Qed.
 
 (** Only a loss makes a rank lost. *)
-Lemma reachable_live : forall s r, reachable s -> r < W -> is_lost (rank_of s r) = false.
+Lemma sound_live : forall {h0} s r, sound h0 s -> r < W -> is_lost (rank_of s r) = false.
 Proof.
-  intros s r R H. destruct (is_ending (rank_of s r)) eqn:E.
-  - destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input ok s r R H E) as [o [O T]]. unfold is_lost. rewrite E, O. destruct o; auto. destruct T.
+  intros h0 s r R H. destruct (is_ending (rank_of s r)) eqn:E.
+  - destruct (ended_outcome W cfg depth input s r R H E) as [o [l [Hk O]]]. pose proof (d_outcome _ _ _ R o l Hk) as T. unfold is_lost. rewrite E, O. destruct o; auto. destruct T.
   - unfold is_lost. rewrite E. reflexivity.
 Qed.
 
@@ -168,14 +168,14 @@ Definition follows_by (l : label) (u v u' : sys) : Prop := exists v', step v l v
 
 Definition follows_on (u v u' : sys) : Prop := (exists l, follows_by l u v u' /\ is_draw l = false) \/ (follows_as u' v /\ lost_ranks u + 1 <= lost_ranks u').
 
-Lemma live_transition_followed : forall u v i e t, reachable v -> follows_as u v -> i < W -> may cfg input u i e ->
+Lemma live_transition_followed : forall {h0} u v i e t, sound h0 v -> follows_as u v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> rank_of u i = rank_of v i -> pending u i = pending v i ->
   follows_by (LRank i e) u v (mkSys (update (rank_of u) i t)
       (match e with Got _ => update (got u) i (S (got u i)) | _ => got u end)
       (if has_posted (rank_of u i) t then update (pending u) i true else pending u) (log u)
       (match e with StepTaken => update (running u) i true | _ => running u end)).
 Proof.
-  intros u v i e t R F H M E Er Ep. pose proof (f_got _ _ F i H) as Eg. pose proof (f_running _ _ F i H) as Eu.
+  intros h0 u v i e t R F H M E Er Ep. pose proof (f_got _ _ F i H) as Eg. pose proof (f_running _ _ F i H) as Eu.
   assert (Res : results u = results v) by (unfold results; rewrite (f_log _ _ F); reflexivity).
   assert (M' : may cfg input v i e) by (destruct e; simpl in *; rewrite ?Er, ?Ep, ?Eg, ?Eu, ?Res in M; exact M).
   assert (E' : transition (cfg i) i (depth i) (rank_of v i) e = Some t) by (rewrite <- Er; exact E).
@@ -188,17 +188,17 @@ Proof.
     - intros r Hr. destruct e; try apply (f_running _ _ F r Hr). unfold update. destruct (r =? i); [reflexivity|apply (f_running _ _ F r Hr)].
     - intros r Hr. unfold follows_rank. simpl. rewrite <- Er. destruct (Nat.eq_dec r i) as [->|NE].
       + left. rewrite !update_same. split; [|split; [reflexivity|]].
-        * assert (Z : rank_of v' i = t) by (apply update_same). rewrite <- Z. apply reachable_live; [eapply reach_step; eauto|exact H].
+        * assert (Z : rank_of v' i = t) by (apply update_same). rewrite <- Z. apply (sound_live v' i (step_keeps_sound W cfg depth input ok _ _ _ R St) H).
         * destruct (has_posted (rank_of u i) t); [unfold update; rewrite Nat.eqb_refl; reflexivity|exact Ep].
       + rewrite !update_other by exact NE. destruct (has_posted (rank_of u i) t); rewrite ?update_other by exact NE; apply (f_rank _ _ F r Hr). }
   exists v'. split; [exact St|]. split; [exact F'|]. apply lost_stay. intros r Hr L. unfold u'. simpl.
-  destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; exact L]. exfalso. rewrite Er in L. rewrite (reachable_live v i R H) in L. discriminate.
+  destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; exact L]. exfalso. rewrite Er in L. rewrite (sound_live v i R H) in L. discriminate.
 Qed.
 
 (** A step of a rank that is not lost, of the exchange or of a trainer. *)
-Lemma every_live_step_is_followed : forall u l v u', reachable v -> follows_as u v -> step u l u' -> (forall r e, l = LRank r e -> is_lost (rank_of u r) = false) -> follows_by l u v u'.
+Lemma every_live_step_is_followed : forall {h0} u l v u', sound h0 v -> follows_as u v -> step u l u' -> (forall r e, l = LRank r e -> is_lost (rank_of u r) = false) -> follows_by l u v u'.
 Proof.
-  intros u l v u' Rv F St Lv. destruct St as [u i e t H M E|u x P Rd|u i H Ru Tk|u i n la H D].
+  intros h0 u l v u' Rv F St Lv. destruct St as [u i e t H M E|u x P Rd|u i H Ru Tk|u i n la H D].
   - destruct (f_rank _ _ F i H) as [[_ [Er Ep]]|[L Pe]]; [apply live_transition_followed with (1 := Rv) (2 := F); auto|]. destruct (like_lost _ _ L) as [_ [X _]]. rewrite (Lv i e eq_refl) in X. discriminate.
   - destruct (follows_messages u v F P) as [Em Pv]. rewrite Em in *. eexists. split; [apply StepExchange; eauto|]. split.
     + constructor; simpl; [rewrite (f_log _ _ F); reflexivity|apply F|apply F|]. intros r Hr. unfold follows_rank. simpl.
@@ -230,25 +230,23 @@ Proof.
 Qed.
 
 (** A lost rank can only read and collate. *)
-Lemma lost_transition : forall u v i e t, reachable v -> i < W -> may cfg input u i e ->
+Lemma lost_transition : forall {h0} u v i e t, sound h0 v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> like (rank_of u i) (rank_of v i) -> of_its_source e.
 Proof.
-  intros u v i e t R H M E L. destruct (like_lost _ _ L) as [P _]. unfold of_its_source. destruct e as [xs en full| |x| | |cause|]; eauto.
+  intros h0 u v i e t R H M E L. destruct (like_lost _ _ L) as [P _]. unfold of_its_source. destruct e as [xs en full| |x| | |cause|]; eauto.
   { left. exists xs, en. destruct M as [_ [_ [_ M]]]. destruct full; [|reflexivity]. destruct (M eq_refl) as [_ M']. contradiction. }
   all: exfalso.
   - destruct x; simpl in E; rewrite P in E; discriminate.
   - destruct (like_closed _ _ L) as [Eq [l [L1 L2]]]. simpl in E. rewrite Eq in E. destruct (queue (rank_of v i)) as [|x q] eqn:Q; [discriminate|].
-    rewrite L1, (head_number W cfg depth input v i x q (invariant_of W cfg depth input ok v R) H Q) in E. simpl in E.
+    rewrite L1, (head_number W cfg depth input v i x q R H Q) in E. simpl in E.
     replace (length (taken (rank_of v i)) <? l) with false in E by (symmetry; apply Nat.ltb_ge; exact L2). discriminate.
   - destruct M as [_ M]. contradiction.
   - destruct M as [M _]. unfold is_ending in M. rewrite P in M. discriminate.
   - destruct M as [M _]. unfold is_ending in M. rewrite P in M. discriminate.
 Qed.
 
-Lemma start_follows : follows_as (start cfg) (start cfg).
-Proof.
-  constructor; auto. intros r H. left. split; [|auto]. simpl. unfold is_lost. simpl. apply andb_false_r.
-Qed.
+Lemma follows_itself : forall {h0} s, sound h0 s -> follows_as s s.
+Proof. intros h0 s R. constructor; auto. intros r H. left. split; [exact (sound_live s r R H)|auto]. Qed.
 
 End Following.
 Notation follows := (follows_as lost_from).
@@ -259,7 +257,7 @@ Proof. intros u v []. auto. Qed.
 Lemma lost_is_closed : forall u v, lost_from u v -> queue u = queue v /\ exists l, limit u = Some l /\ l <= length (taken v).
 Proof. intros u v []. auto. Qed.
 
-Lemma lost_transition_followed : forall u v i e t, reachable v -> follows u v -> i < W -> may cfg input u i e ->
+Lemma lost_transition_followed : forall {h0} u v i e t, sound h0 v -> follows u v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> lost_from (rank_of u i) (rank_of v i) ->
   (pending u i = true -> pending v i = true /\ posted (rank_of u i) = posted (rank_of v i)) ->
   follows_by lost_from (LRank i e) u v (mkSys (update (rank_of u) i t)
@@ -267,7 +265,7 @@ Lemma lost_transition_followed : forall u v i e t, reachable v -> follows u v ->
       (if has_posted (rank_of u i) t then update (pending u) i true else pending u) (log u)
       (match e with StepTaken => update (running u) i true | _ => running u end)).
 Proof.
-  intros u v i e t R F H M E L Pe. pose proof (lost_transition lost_from lost_shares lost_is_closed u v i e t R H M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
+  intros h0 u v i e t R F H M E L Pe. pose proof (lost_transition lost_from lost_shares lost_is_closed u v i e t R H M E L) as Ev. pose proof (so_invariant _ _ _ _ _ R) as I.
   destruct (lost_keeps _ _ _ _ _ _ (l_phase _ _ L) Ev E) as [_ [_ [N1 [N5 [Pt [_ [_ [_ [_ [_ Po]]]]]]]]]]. destruct (shadow_follows _ _ _ _ _ e t L Ev E) as [w [E' L']].
   assert (M' : may cfg input v i e) by (destruct Ev as [[xs [en ->]]| ->]; simpl in *; [rewrite (l_read _ _ L) in M; intuition discriminate|exact Logic.I]).
   assert (HP : has_posted (rank_of u i) t = false) by (unfold has_posted, is_waiting; rewrite Pt; reflexivity). rewrite HP.
@@ -287,39 +285,59 @@ Proof.
   destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same; apply (l_lost _ _ L')|rewrite update_other by exact NE; exact Lr].
 Qed.
 
-Lemma every_step_is_followed : forall u l v u', reachable v -> follows u v -> step u l u' -> follows_by lost_from l u v u'.
+Lemma every_step_is_followed : forall {h0} u l v u', sound h0 v -> follows u v -> step u l u' -> follows_by lost_from l u v u'.
 Proof.
-  intros u l v u' R F St. assert (C : (exists r e, l = LRank r e /\ is_lost (rank_of u r) = true) \/ forall r e, l = LRank r e -> is_lost (rank_of u r) = false).
+  intros h0 u l v u' R F St. assert (C : (exists r e, l = LRank r e /\ is_lost (rank_of u r) = true) \/ forall r e, l = LRank r e -> is_lost (rank_of u r) = false).
   { destruct l as [r e| | |]; [|right; discriminate..]. destruct (is_lost (rank_of u r)) eqn:L; [left; eauto|right; intros ? ? X; injection X as <- _; exact L]. }
   destruct C as [[r [e [-> L]]]|C]; [|exact (every_live_step_is_followed lost_from lost_shares u l v u' R F St C)]. inversion St as [s i e' t H M E| | |]; subst.
   destruct (f_rank _ _ _ F r H) as [[Lf _]|[Lo Pe]]; [congruence|]. apply lost_transition_followed with (1 := R) (2 := F); auto.
 Qed.
 
-Lemma every_lossy_step_is_followed : forall u v u', reachable v -> follows u v -> lossy_step u u' -> follows_on lost_from u v u'.
+Lemma every_lossy_step_is_followed : forall {h0} u v u', sound h0 v -> follows u v -> lossy_step u u' -> follows_on lost_from u v u'.
 Proof.
-  intros u v u' R F St. destruct St as [u l u' St Dr|u r peer cause H E].
-  - left. exists l. split; [apply every_step_is_followed; assumption|exact Dr].
+  intros h0 u v u' R F St. destruct St as [u l u' St Dr|u r peer cause H E].
+  - left. exists l. split; [exact (every_step_is_followed u l v u' R F St)|exact Dr].
   - right. exact (every_loss_is_followed lost_from lose_lost lost_shares u v r peer cause F H E).
 Qed.
 
-Lemma lossy_path_followed : forall n u, lossy_path (start cfg) n u ->
-  exists v, reachable v /\ follows u v /\ n + measure W cfg input v <= measure W cfg input (start cfg) + lost_ranks u.
+Lemma lossy_path_followed : forall {h0} u n w, lossy_path u n w -> forall v, sound h0 v -> follows u v -> exists v',
+  System.leads W cfg depth input v v' /\ sound h0 v' /\ follows w v' /\ n + measure W cfg input v' + lost_ranks u <= measure W cfg input v + lost_ranks w.
 Proof.
-  assert (X : forall s n u, lossy_path s n u -> s = start cfg -> exists v, reachable v /\ follows u v /\ n + measure W cfg input v <= measure W cfg input (start cfg) + lost_ranks u).
-  { induction 1 as [s|s t n u P IH St|s t n u l P IH St Dr]; intros Es.
-    - subst s. exists (start cfg). split; [constructor|]. split; [apply start_follows|lia].
-    - destruct (IH Es) as [v [R [F B]]]. destruct (every_lossy_step_is_followed t v u R F St) as [[l [[v' [Sv [F' Lv]]] Dr]]|[F' Lv]].
-      + pose proof (every_transition_lowers_the_measure W cfg depth input ok v l v' R Sv) as M. rewrite Dr in M. exists v'. split; [eapply reach_step; eauto|]. split; [exact F'|lia].
-      + exists v. split; [exact R|]. split; [exact F'|lia].
-    - destruct (IH Es) as [v [R [F B]]]. destruct (every_step_is_followed t l v u R F St) as [v' [Sv [F' Lv]]].
-      pose proof (every_transition_lowers_the_measure W cfg depth input ok v l v' R Sv). exists v'. split; [eapply reach_step; eauto|]. split; [exact F'|lia]. }
-  intros n u P. apply (X (start cfg) n u P eq_refl).
+  intros h0. induction 1 as [u|u t n w P IH St|u t n w l P IH St Dr]; intros v R F; [exists v; split; [constructor|split; [exact R|split; [exact F|lia]]]|..];
+    destruct (IH v R F) as [v1 [Ld [R1 [F1 B]]]].
+  - destruct (every_lossy_step_is_followed t v1 w R1 F1 St) as [[l [[v2 [Sv [F2 Lv]]] Dr]]|[F2 Lv]]; [|exists v1; split; [exact Ld|split; [exact R1|split; [exact F2|lia]]]].
+    pose proof (every_transition_lowers_the_measure W cfg depth input ok v1 l v2 R1 Sv) as M. rewrite Dr in M. exists v2.
+    split; [eapply leads_on; eauto|split; [exact (step_keeps_sound W cfg depth input ok v1 l v2 R1 Sv)|split; [exact F2|lia]]].
+  - destruct (every_step_is_followed t l v1 w R1 F1 St) as [v2 [Sv [F2 Lv]]]. pose proof (every_transition_lowers_the_measure W cfg depth input ok v1 l v2 R1 Sv) as M.
+    exists v2. split; [eapply leads_on; eauto|split; [exact (step_keeps_sound W cfg depth input ok v1 l v2 R1 Sv)|split; [exact F2|lia]]].
 Qed.
+
+(** TERM, from any sound state in which no trainer is inside a step. *)
+Lemma every_lossy_path_is_bounded : forall {h0} s n u, sound h0 s -> (forall r, r < W -> running s r = false) -> lossy_path s n u -> n <= bound W cfg input + W.
+Proof.
+  intros h0 s n u R Q P. destruct (lossy_path_followed s n u P s R (follows_itself lost_from s R)) as [v [_ [_ [_ B]]]]. pose proof (measure_within_bound W cfg input s Q) as S.
+  assert (L : lost_ranks u <= W).
+  { unfold lost_ranks. rewrite <- (Nat.mul_1_r W) at 2. eapply Nat.le_trans; [apply (sum_over_le _ (fun _ => 1 + 0) W); intros i Hi; destruct (is_lost _); simpl; lia|].
+    rewrite sum_over_const. replace (sum_over W (fun _ => 0)) with 0; [lia|]. unfold sum_over. induction (seq 0 W); simpl; auto. }
+  lia.
+Qed.
+
+(** A state that follows a sound one. Each of its ranks is the same there, or is the shadow of a lost rank. *)
+Definition under_way (u : sys) : Prop := exists (h0 : origin) v, sound h0 v /\ follows u v.
+
+Lemma sound_under_way : forall {h0} s, sound h0 s -> under_way s.
+Proof. intros h0 s R. exists h0, s. split; [exact R|exact (follows_itself lost_from s R)]. Qed.
+
+Lemma under_way_on : forall u n w, lossy_path u n w -> under_way u -> under_way w.
+Proof. intros u n w P [h0 [v [R F]]]. destruct (lossy_path_followed u n w P v R F) as [v' [_ [R' [F' _]]]]. exists h0, v'. auto. Qed.
 
 (** The root of all that follows: for every state reached with losses there is one reached without, in which each rank is the same or is
     the shadow of a lost rank. *)
 Theorem a_run_with_losses_follows_a_run_without : forall u, lossy_reachable u -> exists v, reachable v /\ follows u v.
-Proof. intros u [n P]. destruct (lossy_path_followed n u P) as [v [R [F _]]]. eauto. Qed.
+Proof.
+  intros u [n P]. pose proof (reach_start W cfg depth input) as R. destruct (lossy_path_followed _ n u P _ (sound_of ok R) (follows_itself lost_from _ (sound_of ok R))) as [v [Ld [_ [F _]]]].
+  exists v. split; [exact (leads_reachable _ _ _ _ _ v Ld R)|exact F].
+Qed.
 
 Lemma follows_frame : forall u v r, follows u v -> r < W ->
   steps_of (rank_of u r) = steps_of (rank_of v r) /\ released_of (rank_of u r) = released_of (rank_of v r) /\ round (rank_of u r) = round (rank_of v r) /\
@@ -355,7 +373,7 @@ Proof.
 Qed.
 
 Lemma a_live_rank_is_answered : forall u r x, lossy_reachable u -> r < W -> is_lost (rank_of u r) = false -> may cfg input u r (Got x) ->
-  exists v, invariant v /\ rank_of u r = rank_of v r /\ may cfg input v r (Got x).
+  exists v, System.invariant W cfg depth input (h0 := fresh) v /\ rank_of u r = rank_of v r /\ may cfg input v r (Got x).
 Proof.
   intros u r x Ru H L [M1 [M2 M3]]. destruct (a_live_rank_is_followed u r Ru H L) as [v [R [F [Er Ep]]]]. exists v. split; [exact (invariant_of W cfg depth input ok v R)|].
   split; [exact Er|]. split; [rewrite <- Ep; exact M1|]. split; [unfold results in *; rewrite <- (f_log _ _ _ F), <- (f_got _ _ _ F r H); exact M2|rewrite <- Er; exact M3].
@@ -371,79 +389,75 @@ Qed.
 (** TERM, with losses: each rank is lost at most once. *)
 Theorem every_schedule_with_losses_ends_within_the_bound : forall n u, lossy_path (start cfg) n u -> n <= bound W cfg input + W.
 Proof.
-  intros n u P. destruct (lossy_path_followed n u P) as [v [_ [_ B]]]. pose proof (start_measure W cfg input) as S.
-  assert (L : lost_ranks u <= W).
-  { unfold lost_ranks. rewrite <- (Nat.mul_1_r W) at 2. eapply Nat.le_trans; [apply (sum_over_le _ (fun _ => 1 + 0) W); intros i Hi; destruct (is_lost _); simpl; lia|].
-    rewrite sum_over_const. replace (sum_over W (fun _ => 0)) with 0; [lia|]. unfold sum_over. induction (seq 0 W); simpl; auto. }
-  lia.
+  intros n u. exact (every_lossy_path_is_bounded (start cfg) n u (sound_of ok (reach_start W cfg depth input)) (fun _ _ => eq_refl)).
 Qed.
 
 (** ALIGN, with losses. *)
-Theorem with_losses_rounds_are_aligned : forall u r q j x y, lossy_reachable u -> r < W -> q < W ->
+Theorem with_losses_rounds_are_aligned : forall u r q j x y, under_way u -> r < W -> q < W ->
   nth_error (steps_of (rank_of u r)) j = Some x -> nth_error (steps_of (rank_of u q)) j = Some y ->
   s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y.
 Proof.
-  intros u r q j x y Ru Hr Hq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (follows_frame u v r F Hr) as [-> _], (follows_frame u v q F Hq) as [-> _]. exact (rounds_are_aligned W cfg depth input ok v r q j x y R Hr Hq).
+  intros u r q j x y Ru Hr Hq. destruct Ru as [h0 [v [R F]]].
+  destruct (follows_frame u v r F Hr) as [-> _], (follows_frame u v q F Hq) as [-> _]. exact (rounds_are_aligned W cfg depth input v r q j x y R Hr Hq).
 Qed.
 
-Theorem with_losses_every_rank_makes_the_same_number_of_steps_in_a_round : forall u r q k, lossy_reachable u -> r < W -> q < W ->
+Theorem with_losses_every_rank_makes_the_same_number_of_steps_in_a_round : forall u r q k, under_way u -> r < W -> q < W ->
   k < round (rank_of u r) -> k < round (rank_of u q) -> length (steps_in_round k (rank_of u r)) = length (steps_in_round k (rank_of u q)).
 Proof.
-  intros u r q k Ru Hr Hq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold steps_in_round.
+  intros u r q k Ru Hr Hq. destruct Ru as [h0 [v [R F]]]. unfold steps_in_round.
   destruct (follows_frame u v r F Hr) as [-> [_ [-> _]]], (follows_frame u v q F Hq) as [-> [_ [-> _]]].
-  exact (every_rank_makes_the_same_number_of_steps_in_a_round W cfg depth input ok v r q k R Hr Hq).
+  exact (every_rank_makes_the_same_number_of_steps_in_a_round W cfg depth input v r q k R Hr Hq).
 Qed.
 
 (** CONSERVE, with losses. *)
-Theorem with_losses_no_sample_goes_missing : forall u r, lossy_reachable u -> r < W ->
+Theorem with_losses_no_sample_goes_missing : forall u r, under_way u -> r < W ->
   Permutation (samples_of (steps_of (rank_of u r)) ++ concat (aligned (rank_of u r)) ++ window (rank_of u r) ++ skipn (read (rank_of u r)) (input r)) (input r).
 Proof.
-  intros u r Ru H. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (follows_frame u v r F H) as [-> [_ [_ [-> [_ Wa]]]]].
-  rewrite <- (nothing_is_lost W cfg depth input ok v r R H) at 2. apply Permutation_app_head. rewrite !app_assoc. apply Permutation_app_tail. exact Wa.
+  intros u r Ru H. destruct Ru as [h0 [v [R F]]]. destruct (follows_frame u v r F H) as [-> [_ [_ [-> [_ Wa]]]]].
+  rewrite <- (nothing_is_lost W cfg depth input v r R H) at 2. apply Permutation_app_head. rewrite !app_assoc. apply Permutation_app_tail. exact Wa.
 Qed.
 
 (** ONCE, with losses. *)
-Theorem with_losses_no_sample_is_emitted_twice : forall u r, lossy_reachable u -> r < W -> NoDup (map pos (input r)) ->
+Theorem with_losses_no_sample_is_emitted_twice : forall u r, under_way u -> r < W -> NoDup (map pos (input r)) ->
   NoDup (map pos (samples_of (steps_of (rank_of u r)))) /\ NoDup (map pos (emitted u r)).
 Proof.
-  intros u r Ru H ND. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold emitted. destruct (follows_frame u v r F H) as [-> _]. rewrite (follows_taken lost_from lost_shares u v r F H).
-  apply (no_sample_is_emitted_twice W cfg depth input ok v r R H ND).
+  intros u r Ru H ND. destruct Ru as [h0 [v [R F]]]. unfold emitted. destruct (follows_frame u v r F H) as [-> _]. rewrite (follows_taken lost_from lost_shares u v r F H).
+  apply (no_sample_is_emitted_twice W cfg depth input v r R H ND).
 Qed.
 
 (** RELEASE, with losses. *)
-Theorem with_losses_release_needs_every_rank_ready : forall u r q j, lossy_reachable u -> r < W -> q < W -> j < length (released_of (rank_of u r)) ->
+Theorem with_losses_release_needs_every_rank_ready : forall u r q j, under_way u -> r < W -> q < W -> j < length (released_of (rank_of u r)) ->
   j < length (released_of (rank_of u q)) \/ (j < length (steps_of (rank_of u q)) /\ collated (rank_of u q) = true).
 Proof.
-  intros u r q j Ru Hr Hq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (follows_frame u v r F Hr) as [_ [-> _]], (follows_frame u v q F Hq) as [-> [-> [_ [_ [-> _]]]]]. exact (release_needs_every_rank_ready W cfg depth input ok v r q j R Hr Hq).
+  intros u r q j Ru Hr Hq. destruct Ru as [h0 [v [R F]]].
+  destruct (follows_frame u v r F Hr) as [_ [-> _]], (follows_frame u v q F Hq) as [-> [-> [_ [_ [-> _]]]]]. exact (release_needs_every_rank_ready W cfg depth input v r q j R Hr Hq).
 Qed.
 
 (** COVER, with losses: a rank that closes COMPLETE has planned its whole input, and has handed all of it out if it is done and its
     consumer is still there. *)
-Theorem with_losses_join_mode_covers : forall u r, lossy_reachable u -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
+Theorem with_losses_join_mode_covers : forall u r, under_way u -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   at_phase (rank_of u r) = DONE -> ended_as (rank_of u r) = Some Complete -> stopped (rank_of u r) = false ->
   Permutation (samples_of (taken (rank_of u r) ++ queue (rank_of u r))) (input r).
 Proof.
-  intros u r Ru H Jm Nq P O St. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  pose proof (live_is_followed u v r F H (complete_is_not_lost _ O)) as X. rewrite X in *. exact (join_mode_covers W cfg depth input ok v r R H Jm Nq P O St).
+  intros u r Ru H Jm Nq P O St. destruct Ru as [h0 [v [R F]]].
+  pose proof (live_is_followed u v r F H (complete_is_not_lost _ O)) as X. rewrite X in *. exact (join_mode_covers W cfg depth input v r R H Jm Nq P O St).
 Qed.
 
-Theorem with_losses_a_complete_rank_has_planned_its_whole_input : forall u r, lossy_reachable u -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
+Theorem with_losses_a_complete_rank_has_planned_its_whole_input : forall u r, under_way u -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   is_ending (rank_of u r) = true -> ended_as (rank_of u r) = Some Complete -> has_planned_everything input u r.
 Proof.
-  intros u r Ru H Jm Nq E O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold has_planned_everything.
-  pose proof (live_is_followed u v r F H (complete_is_not_lost _ O)) as X. rewrite X in *. exact (a_complete_rank_has_planned_its_whole_input W cfg depth input ok v r R H Jm Nq E O).
+  intros u r Ru H Jm Nq E O. destruct Ru as [h0 [v [R F]]]. unfold has_planned_everything.
+  pose proof (live_is_followed u v r F H (complete_is_not_lost _ O)) as X. rewrite X in *. exact (a_complete_rank_has_planned_its_whole_input W cfg depth input v r R H Jm Nq E O).
 Qed.
 
 (** QUOTA, with losses: for ranks that are not LOST. *)
-Theorem with_losses_quota_ranks_close_at_the_same_first_step : forall u r q, lossy_reachable u -> r < W -> q < W ->
+Theorem with_losses_quota_ranks_close_at_the_same_first_step : forall u r q, under_way u -> r < W -> q < W ->
   is_ending (rank_of u r) = true -> is_ending (rank_of u q) = true -> is_lost (rank_of u q) = false -> ended_as (rank_of u r) = Some Complete ->
   ended_as (rank_of u q) = Some Complete /\ length (steps_of (rank_of u q)) = length (steps_of (rank_of u r)) /\ closes_in_time W cfg input u r.
 Proof.
-  intros u r q Ru Hr Hq Er Eq Lq O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
+  intros u r q Ru Hr Hq Er Eq Lq O. destruct Ru as [h0 [v [R F]]].
   pose proof (live_is_followed u v r F Hr (complete_is_not_lost _ O)) as Xr. pose proof (live_is_followed u v q F Hq Lq) as Xq. rewrite Xr, Xq in *.
-  destruct (quota_ranks_close_at_the_same_first_step W cfg depth input ok v r q R Hr Hq Er Eq O) as [Q1 [Q2 Q3]].
+  destruct (quota_ranks_close_at_the_same_first_step W cfg depth input v r q R Hr Hq Er Eq O) as [Q1 [Q2 Q3]].
   split; [exact Q1|]. split; [exact Q2|]. unfold closes_in_time in *. rewrite Xr.
   assert (D : (exists i, i < W /\ has_planned_everything input v i) -> exists i, i < W /\ has_planned_everything input u i).
   { intros [i [Hi P]]. exists i. split; [exact Hi|]. unfold has_planned_everything in *. destruct (follows_frame u v i F Hi) as [-> _]. exact P. }
@@ -451,19 +465,11 @@ Proof.
 Qed.
 
 (** AGE, with losses. *)
-Lemma lossy_path_leads : forall u n w, lossy_path u n w -> forall v, reachable v -> follows u v -> exists v', System.leads W cfg depth input v v' /\ follows w v'.
-Proof.
-  induction 1 as [u|u t n w P IH St|u t n w l P IH St _]; intros v R F; [exists v; split; [constructor|exact F]|..]; destruct (IH v R F) as [v1 [Ld F1]];
-    pose proof (leads_reachable _ _ _ _ v v1 Ld R) as R1.
-  - destruct (every_lossy_step_is_followed t v1 w R1 F1 St) as [[l [[v2 [Sv [F2 _]]] _]]|[F2 _]]; [|eauto]. exists v2. split; [eapply leads_on; eauto|exact F2].
-  - destruct (every_step_is_followed t l v1 w R1 F1 St) as [v2 [Sv [F2 _]]]. exists v2. split; [eapply leads_on; eauto|exact F2].
-Qed.
-
 Lemma a_live_rank_is_followed_on : forall u n w r, lossy_reachable u -> lossy_path u n w -> r < W -> is_lost (rank_of u r) = false ->
   exists v v', reachable v /\ System.leads W cfg depth input v v' /\ rank_of u r = rank_of v r /\
   steps_of (rank_of w r) = steps_of (rank_of v' r) /\ round (rank_of w r) = round (rank_of v' r).
 Proof.
-  intros u n w r Ru P H Lf. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
+  intros u n w r Ru P H Lf. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_followed u n w P v (sound_of ok R) F) as [v' [Ld [_ [F' _]]]].
   destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. exists v, v'. pose proof (live_is_followed u v r F H Lf). auto.
 Qed.
 
@@ -493,29 +499,29 @@ Proof.
 Qed.
 
 (** STOP, with losses. *)
-Theorem with_losses_no_consumer_takes_more_than_one_step_beyond_one_that_stopped : forall u n w r q, lossy_reachable u -> lossy_path u n w -> r < W -> q < W ->
+Theorem with_losses_no_consumer_takes_more_than_one_step_beyond_one_that_stopped : forall u n w r q, under_way u -> lossy_path u n w -> r < W -> q < W ->
   stopped (rank_of u q) = true -> length (taken (rank_of w r)) <= length (taken (rank_of u q)) + 1.
 Proof.
-  intros u n w r q Ru P Hr Hq St. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
+  intros u n w r q Ru P Hr Hq St. destruct Ru as [h0 [v [R F]]]. destruct (lossy_path_followed u n w P v R F) as [v' [Ld [_ [F' _]]]].
   rewrite (follows_taken lost_from lost_shares w v' r F' Hr), (follows_taken lost_from lost_shares u v q F Hq).
   assert (Sv : stopped (rank_of v q) = true) by (destruct (f_rank _ _ _ F q Hq) as [[_ [E _]]|[L _]]; [rewrite <- E; exact St|rewrite <- (l_stopped _ _ L); exact St]).
   apply (no_consumer_takes_more_than_one_step_beyond_one_that_stopped W cfg depth input ok v v' r q R Ld Hr Hq Sv).
 Qed.
 
 (** ABORT, STOP, with losses: two ranks that have ended, neither as LOST, ended in the same round with the same outcome. *)
-Theorem ranks_that_have_ended_are_lost_or_agree : forall u r q, lossy_reachable u -> r < W -> q < W ->
+Theorem ranks_that_have_ended_are_lost_or_agree : forall u r q, under_way u -> r < W -> q < W ->
   is_ending (rank_of u r) = true -> is_ending (rank_of u q) = true -> is_lost (rank_of u r) = false -> is_lost (rank_of u q) = false ->
   ended_as (rank_of u r) = ended_as (rank_of u q) /\ round (rank_of u r) = round (rank_of u q) /\ length (released_of (rank_of u r)) = length (released_of (rank_of u q)).
 Proof.
-  intros u r q Ru Hr Hq Er Eq Lr Lq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  pose proof (live_is_followed u v r F Hr Lr) as Xr. pose proof (live_is_followed u v q F Hq Lq) as Xq. rewrite Xr, Xq in *. apply (failure_ends_all_ranks_in_the_same_round W cfg depth input ok v r q R Hr Hq Er Eq).
+  intros u r q Ru Hr Hq Er Eq Lr Lq. destruct Ru as [h0 [v [R F]]].
+  pose proof (live_is_followed u v r F Hr Lr) as Xr. pose proof (live_is_followed u v q F Hq Lq) as Xq. rewrite Xr, Xq in *. apply (failure_ends_all_ranks_in_the_same_round W cfg depth input v r q R Hr Hq Er Eq).
 Qed.
 
-Theorem with_losses_an_outcome_names_the_rank_and_the_cause : forall u r, lossy_reachable u -> r < W -> is_ending (rank_of u r) = true -> is_lost (rank_of u r) = false ->
+Theorem with_losses_an_outcome_names_the_rank_and_the_cause : forall u r, under_way u -> r < W -> is_ending (rank_of u r) = true -> is_lost (rank_of u r) = false ->
   exists o, ended_as (rank_of u r) = Some o /\ outcome_true W cfg u o.
 Proof.
-  intros u r Ru Hr Er Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. pose proof (live_is_followed u v r F Hr Lr) as Xr. rewrite Xr in *.
-  destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input ok v r R Hr Er) as [o [O T]]. exists o. split; [exact O|].
+  intros u r Ru Hr Er Lr. destruct Ru as [h0 [v [R F]]]. pose proof (live_is_followed u v r F Hr Lr) as Xr. rewrite Xr in *.
+  destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input v r R Hr Er) as [o [O T]]. exists o. split; [exact O|].
   assert (X : forall q, q < W -> stopped (rank_of u q) = stopped (rank_of v q) /\ failure (rank_of u q) = failure (rank_of v q)).
   { intros q Hq. destruct (f_rank _ _ _ F q Hq) as [[_ [-> _]]|[L _]]; [auto|]. split; [apply (l_stopped _ _ L)|apply (l_failure _ _ L)]. }
   destruct o as [|q n|q c|q|p c]; simpl in *; auto; destruct T as [T1 T2]; split; auto; destruct (X q T1) as [X1 X2]; congruence.
@@ -532,7 +538,7 @@ Proof.
     ended_as (rank_of u r) = ended_as (rank_of t r) /\ queue (rank_of u r) = queue (rank_of t r) /\ taken (rank_of u r) = taken (rank_of t r)).
   { intros t l t' Rt Lt St. destruct (Done t Rt Lt) as [v [R [F L]]]. pose proof (l_phase _ _ L) as Ph.
     destruct St as [t i e w Hi M E|t x Pe Rd|t i Hi Run Tk|t i m la Hi Dr]; simpl; auto. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; auto].
-    pose proof (lost_transition lost_from lost_shares lost_is_closed t v i e w R Hi M E L) as Ev.
+    pose proof (lost_transition lost_from lost_shares lost_is_closed t v i e w (sound_of ok R) Hi M E L) as Ev.
     destruct (lost_keeps _ _ _ _ _ _ Ph Ev E) as [_ [_ [_ [_ [X1 [X2 [_ [_ [X3 [X4 _]]]]]]]]]]. auto. }
   induction P as [s|s t n u P IH St|s t n u l P IH St Dr]; [destruct (Done s Rs Ls) as [v [_ [_ L]]]; split; [apply (l_phase _ _ L)|auto]|..];
     destruct (IH Rs Ls) as [Pt [Ot [Qt Tt]]]; rewrite <- Ot, <- Qt, <- Tt; pose proof (lossy_reachable_on s n t P Rs) as Rt;
@@ -543,5 +549,8 @@ Proof.
 Qed.
 
 End Loss.
+
+Lemma on_its_way : forall {W cfg depth input}, setting_ok W cfg -> forall {u}, lossy_reachable W cfg depth input u -> under_way W cfg depth input u.
+Proof. intros W cfg depth input ok u [n P]. exact (under_way_on W cfg depth input ok _ n u P (sound_under_way W cfg depth input _ (sound_of ok (reach_start W cfg depth input)))). Qed.
 
 Notation follows W := (follows_as W lost_from).

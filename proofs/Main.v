@@ -5,7 +5,7 @@
     theorems of the other files; README.md lists all of them. *)
 Require Import List Arith Lia Bool Permutation Sorted QArith.
 From ODB Require Import PlanSettling PlanDivision PlanPadding Plan.
-From ODB Require Import Types Packing Grouping Alignment Layouts Runs Machine Local System Facts Protocol Ending Coupled Termination Instance Loss
+From ODB Require Import Types Packing Grouping Alignment Layouts Runs Machine Local System Facts Keeps Protocol Ending Coupled Termination Instance Loss
   Shards Drawing Job Lively Gone Prompt Weight Joined Sizes Replay ReplayLoss Resume Epoch Updates Dealt.
 Import ListNotations.
 Open Scope nat_scope.
@@ -16,13 +16,16 @@ Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> l
 (** There is at least one rank, every configuration meets [config_ok], and configurations with equal fingerprints are equal. *)
 Hypothesis ok : setting_ok W cfg.
 
-Notation reached := (lossy_reachable W cfg depth input).
+(** States that some schedule leads to. The ranks may have begun at the start of the epoch, or may have been loaded ([begins]). *)
+Notation reached := (Resume.reached W cfg depth input).
 Notation leads_on := (lossy_path W cfg depth input).
 Notation steps s r := (steps_of (rank_of s r)).
 Notation is_join_mode := (c_is_quota (cfg 0) = false /\ c_quota (cfg 0) = None).
 Notation has_ended s r := (is_ending (rank_of s r) = true).
 Notation is_alive s r := (is_lost (rank_of s r) = false).
 Notation outcome s r := (ended_as (rank_of s r)).
+
+Notation way s R := (all_that_is_reached_follows_a_sound_state W cfg depth input ok s R).
 
 (** Step j is the same step on all ranks. In a round that two ranks have finished, both have made equally many steps. *)
 Theorem ALIGN : forall s r q, reached s -> r < W -> q < W ->
@@ -32,14 +35,14 @@ Theorem ALIGN : forall s r q, reached s -> r < W -> q < W ->
     length (steps_in_round k (rank_of s r)) = length (steps_in_round k (rank_of s q))).
 Proof.
   intros s r q R Hr Hq. split.
-  - intros j x y. exact (with_losses_rounds_are_aligned W cfg depth input ok s r q j x y R Hr Hq).
-  - intros k. exact (with_losses_every_rank_makes_the_same_number_of_steps_in_a_round W cfg depth input ok s r q k R Hr Hq).
+  - intros j x y. exact (with_losses_rounds_are_aligned W cfg depth input s r q j x y (way s R) Hr Hq).
+  - intros k. exact (with_losses_every_rank_makes_the_same_number_of_steps_in_a_round W cfg depth input s r q k (way s R) Hr Hq).
 Qed.
 
 (** At every moment the samples in steps, in alignment, in the window and unread are the rank's input. *)
 Theorem CONSERVE : forall s r, reached s -> r < W ->
   Permutation (samples_of (steps s r) ++ concat (aligned (rank_of s r)) ++ window (rank_of s r) ++ skipn (read (rank_of s r)) (input r)) (input r).
-Proof. exact (with_losses_no_sample_goes_missing W cfg depth input ok). Qed.
+Proof. intros s r R. exact (with_losses_no_sample_goes_missing W cfg depth input s r (way s R)). Qed.
 
 (** In join mode a rank whose outcome is COMPLETE has planned its whole input. If it is done and its consumer has not left, the
     consumer has been given the whole input. *)
@@ -49,19 +52,19 @@ Theorem COVER : forall s r, reached s -> r < W -> is_join_mode -> has_ended s r 
     Permutation (samples_of (taken (rank_of s r) ++ queue (rank_of s r))) (input r)).
 Proof.
   intros s r R H [J Nq] E O. split.
-  - exact (with_losses_a_complete_rank_has_planned_its_whole_input W cfg depth input ok s r R H J Nq E O).
-  - intros D S. exact (with_losses_join_mode_covers W cfg depth input ok s r R H J Nq D O S).
+  - exact (with_losses_a_complete_rank_has_planned_its_whole_input W cfg depth input s r (way s R) H J Nq E O).
+  - intros D S. exact (with_losses_join_mode_covers W cfg depth input s r (way s R) H J Nq D O S).
 Qed.
 
 (** In any mode no position is in two steps of a rank. *)
 Theorem ONCE : forall s r, reached s -> r < W -> NoDup (map pos (input r)) -> NoDup (map pos (samples_of (steps s r))).
-Proof. intros s r R H Nd. apply (with_losses_no_sample_is_emitted_twice W cfg depth input ok s r R H Nd). Qed.
+Proof. intros s r R H Nd. apply (with_losses_no_sample_is_emitted_twice W cfg depth input s r (way s R) H Nd). Qed.
 
 (** If a rank closes COMPLETE, so does every rank that ends without being lost, with the same number of steps. They are the fewest
     that reach the quota, unless some rank has planned its whole input. *)
 Theorem QUOTA : forall s r q, reached s -> r < W -> q < W -> has_ended s r -> has_ended s q -> is_alive s q -> outcome s r = Some Complete ->
   outcome s q = Some Complete /\ length (steps s q) = length (steps s r) /\ closes_in_time W cfg input s r.
-Proof. exact (with_losses_quota_ranks_close_at_the_same_first_step W cfg depth input ok). Qed.
+Proof. intros s r q R. exact (with_losses_quota_ranks_close_at_the_same_first_step W cfg depth input s r q (way s R)). Qed.
 
 (** Whatever processes are gone, either something can go on by itself, or the loader of every process that lives is done or delivers
     to a trainer inside a step that never ends. *)
@@ -69,17 +72,18 @@ Theorem FREE : (forall r, r < W -> 1 <= depth r) -> forall gone s, reached s ->
   goes_on W cfg depth input gone s \/
   forall r, r < W -> gone r = false ->
     at_phase (rank_of s r) = DONE \/ at_phase (rank_of s r) = DRAIN /\ running s r = true /\ never_ends W gone s r.
-Proof. intros D gone. exact (every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends W cfg depth input ok D gone). Qed.
+Proof. intros D gone s R. exact (every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends W cfg depth input ok D gone s (way s R)). Qed.
 
-(** No schedule is longer than [bound] + W transitions. Without losses there are at most as many steps, and at most as many rounds, as
-    all ranks have samples; in updates of p rounds, at most p rounds for each sample, and p - 1 more ([most_rounds]). *)
-Theorem TERM : (forall n s, leads_on (start cfg) n s -> n <= bound W cfg input + W) /\
-  forall s r, reachable W cfg depth input s -> r < W ->
+(** No schedule is longer than [bound] + W transitions, if it begins while no trainer is inside a step, as an epoch does, and a job that is
+    loaded. There are at most as many steps, and at most as many rounds, as all ranks have samples; in updates of p rounds, at most p rounds
+    for each sample, and p - 1 more ([most_rounds]). *)
+Theorem TERM : (forall s0 n s, begins W cfg depth input s0 -> (forall r, r < W -> running s0 r = false) -> leads_on s0 n s -> n <= bound W cfg input + W) /\
+  forall s r, reached s -> r < W ->
     length (steps s r) <= total W input /\ round (rank_of s r) <= most_rounds W cfg input /\ length (log s) <= 2 * most_rounds W cfg input + 2 /\
     (c_updates (cfg 0) = None -> most_rounds W cfg input = total W input).
 Proof.
-  split; [exact (every_schedule_with_losses_ends_within_the_bound W cfg depth input ok)|]. intros s r R H.
-  destruct (steps_rounds_and_exchanges_are_bounded W cfg depth input ok s r R H) as [A [B C]].
+  split; [exact (wherever_ranks_begin_every_schedule_ends_within_the_bound W cfg depth input ok)|]. intros s r R H. destruct (way s R) as [h0 [v [So F]]].
+  destruct (follows_frame W s v r F H) as [-> [_ [-> _]]]. rewrite (f_log _ _ _ _ F). destruct (steps_rounds_and_exchanges_are_bounded W cfg depth input ok v r So H) as [A [B C]].
   exact (conj A (conj B (conj C (without_updates_rounds_are_no_more_than_samples W cfg input)))).
 Qed.
 
@@ -95,15 +99,15 @@ Theorem ABORT : forall s n t r q, reached s -> leads_on s n t -> r < W -> q < W 
     outcome t i = outcome t q /\ round (rank_of t i) = round (rank_of t q) /\ length (released_of (rank_of t i)) = length (released_of (rank_of t q))).
 Proof.
   intros s n t r q R L Hr Hq F E Et A.
-  pose proof (with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next W cfg depth input ok AFailure s n t r q R L Hr Hq F E Et A) as [X Y].
+  pose proof (with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next W cfg depth input ok AFailure s n t r q (way s R) L Hr Hq F E Et A) as [X Y].
   split; [exact X|]. split; [exact Y|]. intros i Hi Ei Ai.
-  exact (ranks_that_have_ended_are_lost_or_agree W cfg depth input ok t i q (lossy_reachable_on W cfg depth input s n t L R) Hi Hq Ei Et Ai A).
+  exact (ranks_that_have_ended_are_lost_or_agree W cfg depth input t i q (under_way_on W cfg depth input ok s n t L (way s R)) Hi Hq Ei Et Ai A).
 Qed.
 
 (** A step released on one rank is released, or planned and collated, on every rank. *)
 Theorem RELEASE : forall s r q j, reached s -> r < W -> q < W -> j < length (released_of (rank_of s r)) ->
   j < length (released_of (rank_of s q)) \/ j < length (steps s q) /\ collated (rank_of s q) = true.
-Proof. exact (with_losses_release_needs_every_rank_ready W cfg depth input ok). Qed.
+Proof. intros s r q j R. exact (with_losses_release_needs_every_rank_ready W cfg depth input s r q j (way s R)). Qed.
 
 (** Once a consumer has stopped, no consumer takes more than one step beyond those it has taken. As after a failure, every rank that ends
     without being lost does so in the stop's round or the next. *)
@@ -114,8 +118,8 @@ Theorem STOP : forall s n t r q, reached s -> leads_on s n t -> r < W -> q < W -
     exists o, outcome t r = Some o /\ outcome_true W cfg t o /\
       (ends_by AStop o \/ had_offered AStop (rank_of s q) /\ round (rank_of t r) = round (rank_of s q))).
 Proof.
-  intros s n t r q R L Hr Hq S. split; [exact (with_losses_no_consumer_takes_more_than_one_step_beyond_one_that_stopped W cfg depth input ok s n t r q R L Hr Hq S)|].
-  intros E Et A. exact (with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next W cfg depth input ok AStop s n t q r R L Hq Hr S E Et A).
+  intros s n t r q R L Hr Hq S. split; [exact (with_losses_no_consumer_takes_more_than_one_step_beyond_one_that_stopped W cfg depth input ok s n t r q (way s R) L Hr Hq S)|].
+  intros E Et A. exact (with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next W cfg depth input ok AStop s n t q r (way s R) L Hq Hr S E Et A).
 Qed.
 End Ranks.
 
@@ -227,22 +231,27 @@ Qed.
 
 (** Over any m steps that all ranks have planned, one after the other, the average over ranks of their scaled losses is the mean over all supervised tokens. *)
 Theorem WEIGHT : forall W cfg depth input, setting_ok W cfg -> forall loss s r j m,
-  (forall x, length (loss x) = sup x) -> lossy_reachable W cfg depth input s -> r < W ->
+  (forall x, length (loss x) = sup x) -> reached W cfg depth input s -> r < W ->
   (forall q, q < W -> j + m <= length (steps_of (rank_of s q))) -> 0 < counted (rank_of s r) j m ->
   let world := window_of W loss s j m in
   let total := counted (rank_of s r) j m in
   Qeq (averaged world (fun b => scale_of_mean W total b * mean_loss b)%Q) (global_mean world) /\
   Qeq (averaged world (fun b => scale_of_sum W total b * sum_loss b)%Q) (global_mean world).
-Proof. exact with_losses_the_steps_train_on_the_global_mean. Qed.
+Proof.
+  intros W cfg depth input ok loss s r j m L R. exact (with_losses_the_steps_train_on_the_global_mean W cfg depth input loss s r j m L (all_that_is_reached_follows_a_sound_state W cfg depth input ok s R)).
+Qed.
 
 Notation one_begins_the_other a b := (is_prefix a b \/ is_prefix b a).
 
 (** Take two runs with one configuration and one input, whose sources answer alike ([reader] says when they end and how much a window has
     room for). Whatever the schedules, depths and failures, the steps that a rank plans in one run begin those it plans in the other. *)
 Theorem REPLAY : forall W c src input, setting_ok W (fun _ => c) ->
-  forall d d' s s' r, lossy_replays W c src input d s -> lossy_replays W c src input d' s' -> r < W ->
+  forall d d' s s' r, lossy_runs W c src input (replays W c src input) d s -> lossy_runs W c src input (replays W c src input) d' s' -> r < W ->
   one_begins_the_other (steps_of (rank_of s r)) (steps_of (rank_of s' r)).
-Proof. exact with_losses_the_steps_planned_do_not_depend_on_the_schedule. Qed.
+Proof.
+  intros W c src input ok. apply with_losses_the_steps_planned_do_not_depend_on_the_schedule; [exact ok| |exact (replay_step W c src input)|exact (the_steps_planned_do_not_depend_on_the_schedule W c src input ok)].
+  intros d s R. exists fresh. exact (sound_of ok (replays_reachable W c src input d s R)).
+Qed.
 
 (** The shipped machine, in either layout, any order, with any cost, with friendly sizes or without, under budgets that may change
     ([ships_updates], which [what_ships_is_a_configuration_of_updates] and [ranks_with_sizes_are_of_updates] show). An update has n
@@ -301,14 +310,15 @@ Qed.
 (** REPLAY also holds if a job is loaded from what its ranks saved, any number of times. If the number of ranks changes, what was trained
     on before and what a COMPLETE job of the last ranks plans are together the epoch, each item once. *)
 Theorem RESUME : forall W c src input, setting_ok W (fun _ => c) -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
-  (forall d d' s s' r, job W c src input d s -> job W c src input d' s' -> r < W ->
+  (forall d d' s s' r, lossy_runs W c src input (job W c src input) d s -> lossy_runs W c src input (job W c src input) d' s' -> r < W ->
     one_begins_the_other (steps_of (rank_of s r)) (steps_of (rank_of s' r))) /\
   (forall (A : Type) (order trained left : list A) d s, trained_on A order trained left -> serves A W c input left -> job W c src input d s ->
     c_is_quota c = false -> c_quota c = None ->
     (forall r, r < W -> is_ending (rank_of s r) = true /\ ended_as (rank_of s r) = Some Complete) ->
     Permutation (trained ++ items A W left (fun r => positions (rank_of s r))) order).
 Proof.
-  intros W c src input ok P. split; [exact (a_job_that_is_loaded_plans_the_steps_of_any_other W c src input ok P)|].
+  intros W c src input ok P. split.
+  { apply with_losses_the_steps_planned_do_not_depend_on_the_schedule; [exact ok|exact (every_moment_of_a_job_is_sound W c src input ok P)|exact (job_goes_on W c src input)|exact (a_job_that_is_loaded_plans_the_steps_of_any_other W c src input ok P)]. }
   intros A order trained left d s. exact (over_any_number_of_ranks_each_item_is_planned_exactly_once A order trained left W c src input d s).
 Qed.
 

@@ -79,13 +79,13 @@ Qed.
 Section Prompt.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
-Notation reachable := (System.reachable W cfg depth input).
+Notation sound h0 := (Keeps.sound W cfg depth input (h0 := h0)).
 Notation leads := (System.leads W cfg depth input).
 
-Lemma event_keeps_prompt : forall s r e t k n early, reachable s -> r < W -> may cfg input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
+Lemma event_keeps_prompt : forall {h0} s r e t k n early, sound h0 s -> r < W -> may cfg input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
   prompt k n early (rank_of s r) -> prompt k n early t.
 Proof.
-  intros s r e t k n early R H M E [Hk Pr]. pose proof (invariant_of W cfg depth input ok s R) as I.
+  intros h0 s r e t k n early R H M E [Hk Pr]. pose proof (so_invariant _ _ _ _ _ R) as I.
   pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
   - destruct (got_current W cfg depth input s r y I H M) as [_ [_ [_ [ms [El Em]]]]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [Rd _]]. simpl in Rd.
     simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
@@ -124,17 +124,17 @@ Proof.
     + auto 12.
 Qed.
 
-Lemma prompt_stays : forall s t r k n early, reachable s -> leads s t -> r < W -> prompt k n early (rank_of s r) -> prompt k n early (rank_of t r).
+Lemma prompt_stays : forall {h0} s t r k n early, sound h0 s -> leads s t -> r < W -> prompt k n early (rank_of s r) -> prompt k n early (rank_of t r).
 Proof.
-  intros s t r k n early R Ld H P. induction Ld as [s|s t l u Ld IH St]; [exact P|]. specialize (IH R P). pose proof (leads_reachable _ _ _ _ s t Ld R) as R'.
+  intros h0 s t r k n early R Ld H P. induction Ld as [s|s t l u Ld IH St]; [exact P|]. specialize (IH R P). pose proof (leads_sound W cfg depth input ok s t Ld R) as R'.
   destruct St as [t i e v Hi M E|t x Pd Rd|t i Hi Ru Tk|t i m la Hi Dr]; [|exact IH..]. simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; exact IH].
   eapply event_keeps_prompt; eauto.
 Qed.
 
-Lemma prompt_at_first : forall s r k, reachable s -> r < W -> hit k (rank_of s r) -> is_ending (rank_of s r) = false ->
+Lemma prompt_at_first : forall {h0} s r k, sound h0 s -> r < W -> hit k (rank_of s r) -> is_ending (rank_of s r) = false ->
   prompt k (round (rank_of s r)) (had_offered k (rank_of s r)) (rank_of s r).
 Proof.
-  intros s r k R H Hk E. split; [exact Hk|]. pose proof (invariant_of W cfg depth input ok s R) as I. unfold is_ending in E.
+  intros h0 s r k R H Hk E. split; [exact Hk|]. pose proof (so_invariant _ _ _ _ _ R) as I. unfold is_ending in E.
   destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate; [|destruct (k_offer _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Ph) as [o [Po _]]; destruct (says k o) eqn:So|auto 6|auto 8].
   - exfalso. destruct (t_fill _ _ (g_tight _ _ _ _ _ I r H) Ph) as [M _]. rewrite (hit_must_end k _ Hk) in M. discriminate.
   - right. right. left. split; [auto|]. split; [reflexivity|]. eauto.
@@ -142,37 +142,37 @@ Proof.
 Qed.
 
 (** If some rank has ended, every rank can go on to its end. *)
-Lemma everyone_can_end : forall t r q, reachable t -> r < W -> q < W -> is_ending (rank_of t q) = true ->
+Lemma everyone_can_end : forall {h0} t r q, sound h0 t -> r < W -> q < W -> is_ending (rank_of t q) = true ->
   exists u, leads t u /\ is_ending (rank_of u r) = true /\ rank_of u q = rank_of t q.
 Proof.
-  intros t r q R Hr Hq E. destruct (is_ending (rank_of t r)) eqn:Er; [exists t; split; [constructor|auto]|].
-  pose proof (invariant_of W cfg depth input ok t R) as I. destruct (ended_outcome W cfg depth input ok t q R Hq E) as [o [l [Hk _]]].
-  destruct (ended_current W cfg depth input ok t q R Hq E) as [_ Gq].
+  intros h0 t r q R Hr Hq E. destruct (is_ending (rank_of t r)) eqn:Er; [exists t; split; [constructor|auto]|].
+  pose proof (so_invariant _ _ _ _ _ R) as I. destruct (ended_outcome W cfg depth input t q R Hq E) as [o [l [Hk _]]].
+  destruct (ended_current W cfg depth input t q R Hq E) as [_ Gq].
   destruct (hist_cases W cfg depth input t r I Hr) as [[Gr Wr]|[Pr [Gr [Wa [ms [x [El [_ Wx]]]]]]]].
   - exfalso. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r Hr))) as Ph. rewrite Wr, Hk in Ph. unfold is_ending in Er. destruct Ph as [Ph|Ph]; rewrite Ph in Er; discriminate.
   - assert (M : may cfg input t r (Got x)).
     { split; [exact Pr|]. split; [exact (results_nth _ _ _ El)|]. intros _.
-      exact (more_unless_counting _ _ _ _ _ _ (g_core _ _ _ _ _ I r Hr) (closed_not_counting W cfg depth input ok t r o l R Hr Hk)). }
-    destruct (every_result_is_accepted W cfg depth input ok t r x R Hr Pr (results_nth _ _ _ El)) as [v Ev].
+      exact (more_unless_counting _ _ _ _ _ _ (g_core _ _ _ _ _ I r Hr) (closed_not_counting W cfg depth input t r o l R Hr Hk)). }
+    destruct (every_result_is_accepted W cfg depth input t r x R Hr Pr (results_nth _ _ _ El)) as [v Ev].
     pose proof (StepRank W cfg depth input t r (Got x) v Hr M Ev) as St. match type of St with System.step _ _ _ _ _ _ ?z => set (u := z) in * end.
     exists u. split; [eapply leads_on; [constructor|exact St]|].
     assert (NE : q <> r) by congruence. assert (Ur : rank_of u r = v) by (simpl; apply update_same). assert (Uq : rank_of u q = rank_of t q) by (simpl; apply update_other, NE).
-    split; [|exact Uq]. assert (Ru : reachable u) by (eapply reach_step; [exact R|exact St]).
-    pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok _ Ru) r Hr))) as Ph.
-    unfold System.hist_of, seen in Ph. change (results u) with (results t) in Ph. replace (got u r) with (S (got t r)) in Ph by (symmetry; simpl; apply update_same).
-    rewrite (firstn_snoc _ _ _ x (results_nth _ _ _ El)), history_snoc in Ph. change (history (cfg 0) (firstn (got t r) (results t))) with (System.hist_of cfg t r) in Ph. rewrite <- Wx, Hk in Ph.
+    split; [|exact Uq]. assert (Ru : sound h0 u) by exact (step_keeps_sound W cfg depth input ok t _ u R St).
+    pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ Ru r Hr))) as Ph.
+    unfold System.hist_from, seen in Ph. change (results u) with (results t) in Ph. replace (got u r) with (S (got t r)) in Ph by (symmetry; simpl; apply update_same).
+    rewrite (firstn_snoc _ _ _ x (results_nth _ _ _ El)), history_snoc in Ph. change (history_from h0 (cfg 0) (firstn (got t r) (results t))) with (hist_from cfg h0 t r) in Ph. rewrite <- Wx, Hk in Ph.
     unfold is_ending. destruct Ph as [-> | ->]; reflexivity.
 Qed.
 
-Lemma trouble_ends_the_epoch : forall k s t r q, reachable s -> leads s t -> r < W -> q < W -> hit k (rank_of s r) -> is_ending (rank_of s r) = false -> is_ending (rank_of t q) = true ->
+Lemma trouble_ends_the_epoch : forall {h0} k s t r q, sound h0 s -> leads s t -> r < W -> q < W -> hit k (rank_of s r) -> is_ending (rank_of s r) = false -> is_ending (rank_of t q) = true ->
   (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
   exists o, ended_as (rank_of t q) = Some o /\ (ends_by k o \/ (had_offered k (rank_of s r) /\ round (rank_of t q) = round (rank_of s r))).
 Proof.
-  intros k s t r q R Ld Hr Hq Hk E Eq. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'.
+  intros h0 k s t r q R Ld Hr Hq Hk E Eq. pose proof (leads_sound W cfg depth input ok s t Ld R) as R'.
   destruct (everyone_can_end t r q R' Hr Hq Eq) as [u [Lu [Er Uq]]].
   assert (Lsu : leads s u) by (clear - Ld Lu; induction Lu as [u|t' u l w Lu IH St]; [exact Ld|eapply leads_on; [apply IH; exact Ld|exact St]]).
-  pose proof (leads_reachable _ _ _ _ s u Lsu R) as Ru. destruct (prompt_stays s u r k _ _ R Lsu Hr (prompt_at_first s r k R Hr Hk E)) as [_ P].
-  assert (Eq' : is_ending (rank_of u q) = true) by (rewrite Uq; exact Eq). destruct (failure_ends_all_ranks_in_the_same_round W cfg depth input ok u r q Ru Hr Hq Er Eq') as [A1 [A2 _]]. rewrite Uq in A1, A2.
+  pose proof (leads_sound W cfg depth input ok s u Lsu R) as Ru. destruct (prompt_stays s u r k _ _ R Lsu Hr (prompt_at_first s r k R Hr Hk E)) as [_ P].
+  assert (Eq' : is_ending (rank_of u q) = true) by (rewrite Uq; exact Eq). destruct (failure_ends_all_ranks_in_the_same_round W cfg depth input u r q Ru Hr Hq Er Eq') as [A1 [A2 _]]. rewrite Uq in A1, A2.
   rewrite <- A1, <- A2. unfold is_ending in Er. destruct P as [[_ [_ [X _]]]|[[X _]|[[_ [X _]]|[[_ X]|[X [_ Y]]]]]]; try (rewrite X in Er; discriminate). auto.
 Qed.
 
@@ -180,34 +180,33 @@ Qed.
     cause, or as MISMATCH, if configurations differ. If a consumer leaves, the same holds, and STOPPED is possible too, naming a rank
     whose consumer has stopped. Only if the rank had already posted its offer of round [k] may round [k] end the epoch for another
     reason. When nothing more can happen by itself, every rank has ended. *)
-Theorem a_failure_or_a_stop_in_round_k_ends_every_rank_in_round_k_or_the_next : forall k s t r, reachable s -> leads s t -> r < W ->
+Theorem a_failure_or_a_stop_in_round_k_ends_every_rank_in_round_k_or_the_next : forall {h0} k s t r, sound h0 s -> leads s t -> r < W ->
   hit k (rank_of s r) -> is_ending (rank_of s r) = false ->
   (forall q, q < W -> is_ending (rank_of t q) = true ->
     (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
     exists o, ended_as (rank_of t q) = Some o /\ outcome_true W cfg t o /\ (ends_by k o \/ (had_offered k (rank_of s r) /\ round (rank_of t q) = round (rank_of s r)))) /\
   ((forall i, i < W -> 1 <= depth i) -> ~ can W cfg depth input (by_itself W t) t -> forall q, q < W -> is_ending (rank_of t q) = true).
 Proof.
-  intros k s t r R Ld Hr F E. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'. split.
+  intros h0 k s t r R Ld Hr F E. pose proof (leads_sound W cfg depth input ok s t Ld R) as R'. split.
   - intros q Hq Eq. destruct (trouble_ends_the_epoch k s t r q R Ld Hr Hq F E Eq) as [A [o [O B]]]. split; [exact A|]. exists o. split; [exact O|].
-    destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input ok t q R' Hq Eq) as [o' [O' T]]. rewrite O in O'. injection O' as <-. auto.
+    destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input t q R' Hq Eq) as [o' [O' T]]. rewrite O in O'. injection O' as <-. auto.
   - intros deep Nc q Hq. destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left W cfg depth input ok deep t R') as [C|A]; [contradiction|].
     unfold is_ending. destruct (A q Hq) as [-> |[-> _]]; reflexivity.
 Qed.
 
 (** The same with losses, for ranks that are not LOST. *)
 Theorem with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next : forall k s n t r q,
-  lossy_reachable W cfg depth input s -> lossy_path W cfg depth input s n t -> r < W -> q < W ->
+  under_way W cfg depth input s -> lossy_path W cfg depth input s n t -> r < W -> q < W ->
   hit k (rank_of s r) -> is_ending (rank_of s r) = false -> is_ending (rank_of t q) = true -> is_lost (rank_of t q) = false ->
   (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
   exists o, ended_as (rank_of t q) = Some o /\ outcome_true W cfg t o /\
     (ends_by k o \/ (had_offered k (rank_of s r) /\ round (rank_of t q) = round (rank_of s r))).
 Proof.
-  intros k s n t r q Rs P Hr Hq Hk E Eq Lq. destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok s Rs) as [v [R F]].
-  destruct (lossy_path_leads W cfg depth input ok s n t P v R F) as [w [Ld Fw]].
+  intros k s n t r q Rs P Hr Hq Hk E Eq Lq. pose proof (under_way_on W cfg depth input ok s n t P Rs) as Rt. destruct Rs as [h0 [v [R F]]].
+  destruct (lossy_path_followed W cfg depth input ok s n t P v R F) as [w [Ld [_ [Fw _]]]].
   destruct (f_rank _ _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
   pose proof (live_is_followed W t w q Fw Hq Lq) as Xq.
-  pose proof (lossy_reachable_on W cfg depth input s n t P Rs) as Rt.
-  destruct (with_losses_an_outcome_names_the_rank_and_the_cause W cfg depth input ok t q Rt Hq Eq Lq) as [o' [O' T]].
+  destruct (with_losses_an_outcome_names_the_rank_and_the_cause W cfg depth input t q Rt Hq Eq Lq) as [o' [O' T]].
   rewrite Xr, Xq in *. destruct (trouble_ends_the_epoch k v w r q R Ld Hr Hq Hk E Eq) as [A [o [O B]]]. split; [exact A|].
   exists o. rewrite O in O'. injection O' as <-. auto.
 Qed.

@@ -77,7 +77,7 @@ Definition view_of (rs : list result) : view := snd (views rs).
 
 Lemma views_history : forall rs, fst (views rs) = history c rs.
 Proof.
-  intros rs. unfold views, history. change h_initial with (fst (h_initial, first_view)) at 2. generalize (h_initial, first_view).
+  intros rs. unfold views, history_from. change (o_hist fresh) with (fst (h_initial, first_view)). generalize (h_initial, first_view).
   induction rs as [|x rs IH]; intros p; simpl; [reflexivity|]. rewrite IH. reflexivity.
 Qed.
 

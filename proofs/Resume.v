@@ -2,10 +2,11 @@
 
     [save] and [load] are those of odb_ref/core/resume.py. A rank saves where its round began, in the sense of REPLAY: a function of the
     samples and the results, not of the moment at which it saves. The rank that is loaded meets everything that Replay.v rests on. The
-    ranks of a loaded job exchange anew, and plan the same steps as those of a job that continues. If the number of ranks changes,
-    a checkpoint calls exactly those items taken that were taken, and Rest.v shares out the others. *)
+    ranks of a loaded job exchange anew, and plan the same steps as those of a job that continues. They go on, and end, as ranks do that
+    begin an epoch: what Keeps.v to Gone.v prove of sound states holds of them. If the number of ranks changes, a checkpoint calls
+    exactly those items taken that were taken, and Rest.v shares out the others. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Prompt Replay Rest.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Loss Gone Prompt Replay Rest.
 Import ListNotations.
 
 (** ** Saving and loading *)
@@ -328,42 +329,6 @@ Proof.
   rewrite <- (re_rank _ _ _ Re r H), <- (re_rank _ _ _ Re' r H). apply (what_two_complete_runs_tell W c src input ok d d'); assumption.
 Qed.
 
-(** COVER, for a job that may have been loaded: a rank whose outcome is COMPLETE has planned its whole input, before loading and after. *)
-Theorem a_complete_rank_of_a_job_has_planned_its_whole_input : forall d s r, job d s -> r < W -> c_is_quota c = false -> c_quota c = None ->
-  is_ending (rank_of s r) = true -> ended_as (rank_of s r) = Some Complete -> Permutation (samples_of (steps_of (rank_of s r))) (input r).
-Proof.
-  intros d s0 r J H Jm Nq E O. destruct (job_tells d s0 J) as [past [s [Re T]]]. rewrite <- (re_rank _ _ _ Re r H) in *. clear s0 J past Re.
-  destruct (ended_tells _ _ _ _ _ _ _ T H E) as [G [o [l [Hk X]]]]. rewrite O in X. injection X as <-. destruct (tell_tail _ _ _ _ _ _ T l Hk) as [n [Ln [K [a [Ea Ta]]]]].
-  assert (Q : forall k, is_quota_met c k = false) by (intros k; unfold is_quota_met; rewrite Nq; reflexivity).
-  assert (Z : o_samples_max a = 0) by (destruct (target_closes _ _ Ta) as [Z|[Z _]]; [exact Z|congruence]).
-  destruct (nth_error (log s) n) as [[ms x]|] eqn:El; [|apply nth_error_None in El; lia]. pose proof (results_nth _ _ _ El) as Ex. rewrite Ea in Ex. injection Ex as <-.
-  assert (Wh : history (firstn (S n) (results s)) = whole (fun _ => c) s) by (rewrite firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
-  assert (Pl : plain c (history (firstn n (results s))) (history (firstn (S n) (results s)))) by (right; rewrite Wh; split; [eauto|apply Q]).
-  destruct (log_entry _ _ _ _ s n _ (tell_basis _ _ _ _ _ _ T) El) as [Lm [Rd _]]. simpl in Lm, Rd. destruct (nth_error ms r) as [m|] eqn:Hm; [|apply nth_error_None in Hm; lia].
-  pose proof (tell_log _ _ _ _ _ _ T n ms _ El Pl r m Hm) as M. unfold message_of in M. rewrite K in M. destruct M as [_ [o [-> Oo]]].
-  destruct (reduce_agreed _ _ Rd) as [os [-> A]]. apply nth_error_In, in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->. destruct (ag_samples _ _ A o Io) as [_ S2]. rewrite Z in S2.
-  unfold offer_of in Oo. rewrite Q in Oo. rewrite Oo in S2. simpl in S2.
-  pose proof (tell_images _ _ _ _ _ _ T r H) as Im. rewrite (seen_current s r G) in Im. destruct (i_last _ _ _ _ _ _ Im l Hk (Q _)) as [W0 [Fw [Al Fe]]].
-  assert (V : view_of c r (src r) (input r) (results s) = view_of c r (src r) (input r) (firstn n (results s))).
-  { assert (R : results s = firstn n (results s) ++ [Agreed a]) by (rewrite <- (firstn_snoc _ _ _ _ Ea), firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
-    rewrite R at 1. rewrite view_snoc. unfold next_view. rewrite K. rewrite <- Wh, (firstn_snoc _ _ _ _ Ea), history_snoc in Hk. unfold h_step in Hk. rewrite K in Hk.
-    destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a); [discriminate|]. rewrite Ta. reflexivity. }
-  rewrite V in Fw, Fe. rewrite <- Fw, <- Fe in S2.
-  destruct (stands_on _ _ _ _ _ _ (bs_rank _ _ _ _ _ (tell_basis _ _ _ _ _ _ T) r H)) as [_ [_ [_ [_ [h' Kc]]]]].
-  assert (Nc : at_phase (rank_of s r) <> COUNT) by (intros X; unfold is_ending in E; rewrite X in E; discriminate).
-  destruct (held_nothing _ _ _ _ _ _ Kc Nc W0 ltac:(lia)) as [Ew En].
-  destruct (k_ended _ _ _ _ _ _ Kc En) as [Rl _]. rewrite W0, Nat.add_0_r in Rl. pose proof (k_cons _ _ _ _ _ _ Kc) as C. rewrite Al, Ew, Rl, firstn_all in C. simpl in C. rewrite app_nil_r in C. exact C.
-Qed.
-
-(** CONSERVE, for such a job: the samples in steps, in alignment, in the window and unread are the rank's input. *)
-Theorem nothing_is_lost_in_a_job : forall d s r, job d s -> r < W -> let u := rank_of s r in
-  Permutation (samples_of (steps_of u) ++ concat (aligned u) ++ window u ++ skipn (read u) (input r)) (input r).
-Proof.
-  intros d s0 r J H. destruct (job_tells d s0 J) as [past [s [Re T]]]. rewrite <- (re_rank _ _ _ Re r H) in *. simpl.
-  destruct (stands_on _ _ _ _ _ _ (bs_rank _ _ _ _ _ (tell_basis _ _ _ _ _ _ T) r H)) as [_ [_ [_ [_ [h' K]]]]]. pose proof (k_cons _ _ _ _ _ _ K) as C.
-  rewrite <- (firstn_skipn (read (rank_of s r)) (input r)) at 2. rewrite !app_assoc. apply Permutation_app_tail. rewrite <- app_assoc. exact C.
-Qed.
-
 (** The checkpoint of a rank that has taken the samples at the positions [t] in its current round: see [Rest.checkpoint]. *)
 Definition checkpoint_of (b : round_start) (t : list nat) : checkpoint := mkCheckpoint (b_read b) (map pos (b_carried b)) t.
 
@@ -397,4 +362,126 @@ Proof.
       * assert (Nw : ~ In p w) by (intros I; apply among_in in I; congruence). split; [|reflexivity]. intros _. left. apply In_all, in_app_or in E as [I|I]; [exact I|contradiction].
 Qed.
 
+(** ** A loaded job is sound
+
+    Its log is empty, so its history begins with the steps planned before ([origin]). That they are as [sound] says follows from the jobs
+    in which its ranks saved: from the one of rank 0, once its other ranks have received what there is, and from REPLAY for the others. *)
+
+Notation cfg := (fun _ : nat => c).
+Notation sound h0 d := (Keeps.sound W cfg d input (h0 := h0)).
+
+(** A rank that has begun a round has planned all steps of which there are results. *)
+Lemma begun_whole : forall {h0} d s r, System.invariant W cfg d input (h0 := h0) s -> r < W -> at_phase (rank_of s r) = FILL \/ at_phase (rank_of s r) = OFFER ->
+  h_steps (whole_from cfg h0 s) = map shared (steps_of (rank_of s r)) /\ h_round (whole_from cfg h0 s) = round (rank_of s r).
+Proof.
+  intros h0 d s r I H Ph. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite (k_steps _ _ _ _ _ _ K), (k_round _ _ _ _ _ _ K).
+  assert (Kk : h_kind (hist_from cfg h0 s r) = NOffer) by (pose proof (k_kind _ _ _ _ _ _ K) as X; unfold kind_ok in X; destruct Ph as [P|P]; rewrite P in X; exact X).
+  destruct (hist_cases W cfg d input s r I H) as [[_ ->]|[_ [_ [_ [ms [x [_ [_ ->]]]]]]]]; [auto|]. unfold h_step. rewrite Kk. destruct x as [a|cs|rs]; auto.
+  destruct (is_bad a); [auto|]. destruct (o_stop_rank a); auto.
+Qed.
+
+(** Any rank may receive what there are results of. It has then planned the steps whose groups it held. *)
+Lemma caught_up : forall {h0} d s q, job d s -> sound h0 d s -> q < W -> c_shares c = false -> let n := length (h_steps (whole_from cfg h0 s)) in
+  exists t, job d t /\ length (steps_of (rank_of t q)) = n /\ forall j, j < n -> nth j (map s_group (steps_of (rank_of t q))) [] = nth j (groups_of (rank_of s q)) [].
+Proof.
+  intros h0 d s q J So H Own n. pose proof (so_invariant _ _ _ _ _ So) as I.
+  assert (Go : forall t, job d t -> core c c q (input q) (whole_from cfg h0 s) (rank_of t q) -> (forall j, j < n -> nth j (groups_of (rank_of t q)) [] = nth j (groups_of (rank_of s q)) []) ->
+    exists t, job d t /\ length (steps_of (rank_of t q)) = n /\ forall j, j < n -> nth j (map s_group (steps_of (rank_of t q))) [] = nth j (groups_of (rank_of s q)) []).
+  { intros t Jt K G. assert (Ln : length (steps_of (rank_of t q)) = n) by (unfold n; rewrite <- (k_steps _ _ _ _ _ _ K), map_length; reflexivity). exists t. split; [exact Jt|]. split; [exact Ln|].
+    intros j L. rewrite <- (G j L). unfold groups_of. rewrite app_nth1; [reflexivity|rewrite map_length, Ln; exact L]. }
+  destruct (hist_cases W cfg d input s q I H) as [[_ E]|[Pq [_ [_ [ms [x [El [_ E]]]]]]]]; [apply (Go s J); [rewrite <- E; exact (g_core _ _ _ _ _ I q H)|reflexivity]|].
+  assert (M : may cfg input s q (Got x)) by (split; [exact Pq|split; [exact (results_nth _ _ _ El)|rewrite Own; discriminate]]).
+  destruct (every_result_is_accepted W cfg d input s q x So H Pq (results_nth _ _ _ El)) as [u T]. refine (Go _ (job_goes_on d s _ _ J (StepRank W cfg d input s q _ u H M T) Logic.I) _ _); cbn [rank_of]; rewrite update_same.
+  - rewrite E. exact (rank_step_after W cfg d input ok s q _ u I H M T).
+  - intros j L. exact (rank_keeps_groups W cfg d input ok s q _ u j I H M T L).
+Qed.
+
+(** The state of a rank that has begun a round determines the history that it matches. *)
+Lemma a_core_says : forall c0 r inp h u, core c c0 r inp h u -> at_phase u = FILL \/ at_phase u = OFFER -> h = mkHist NOffer (round u) (map shared (steps_of u)) (length (released_of u)).
+Proof.
+  intros c0 r inp h u K Ph. pose proof (k_kind _ _ _ _ _ _ K) as X. unfold kind_ok in X. rewrite (k_round _ _ _ _ _ _ K), (k_steps _ _ _ _ _ _ K), (k_released _ _ _ _ _ _ K).
+  destruct h. simpl in *. destruct Ph as [P|P]; rewrite P in X; congruence.
+Qed.
+
+(** Every moment of a job is sound ([Keeps.sound]), however often the job was loaded. *)
+Theorem every_moment_of_a_job_is_sound : forall d s, job d s -> exists h0, sound h0 d s.
+Proof.
+  intros d s J. induction J as [d|d s l t J [h0 So] St Al|d k depths moments J IH B].
+  - exists fresh. exact (sound_of ok (reach_start W cfg d input)).
+  - exists h0. exact (step_keeps_sound W cfg d input ok s l t So St).
+  - pose proof (some_rank _ _ ok) as SR. set (u := fun r => rank_of (moments r) r). destruct (job_tells d (loaded u) (job_is_loaded d k depths moments J B)) as [past [t [Re T]]].
+    assert (Se : forall r, r < W -> seen t r = map snd past).
+    { intros r H. unfold seen, results. rewrite (re_log _ _ _ Re), (re_got _ _ _ Re r H). simpl. rewrite app_nil_r, Nat.add_0_r, <- (map_length snd). apply firstn_all. }
+    set (steps := h_steps (history (map snd past))).
+    assert (Lo : forall r, at_phase (rank_of (loaded u) r) = FILL \/ at_phase (rank_of (loaded u) r) = OFFER) by (intros r; destruct (post_phase c r (place c r (steps_of (u r)) (save (u r)))) as [E|[_ E]]; [left|right]; exact E).
+    assert (St : forall r, steps_of (rank_of (loaded u) r) = steps_of (u r)) by (intros r; unfold steps_of at 1; simpl; apply app_nil_r).
+    assert (K : forall r, r < W -> map shared (steps_of (u r)) = steps /\ core c c r (input r) (mkHist NOffer k steps (length steps)) (rank_of (loaded u) r) /\ tight (d r) (rank_of (loaded u) r)).
+    { intros r H. destruct (bs_rank _ _ _ _ _ (tell_basis _ _ _ _ _ _ T) r H) as [h [A [K Ti]]]. rewrite (re_rank _ _ _ Re r H) in *. rewrite (Se r H) in A.
+      assert (E : map shared (steps_of (u r)) = steps) by (rewrite <- St, (k_steps _ _ _ _ _ _ K); symmetry; exact (al_steps _ _ A)). split; [exact E|]. split; [|exact Ti].
+      rewrite (a_core_says _ _ _ _ _ K (Lo r)), St, E in K. destruct (B r H) as [_ Rd]. replace (length (released_of (rank_of (loaded u) r))) with (length steps) in K.
+      - replace (round (rank_of (loaded u) r)) with k in K by (symmetry; exact Rd). exact K.
+      - rewrite <- E, map_length. unfold released_of. simpl. rewrite app_nil_r. reflexivity. }
+    set (h0 := mkOrigin (mkHist NOffer k steps (length steps)) eq_refl (history_numbered c (map snd past)) (le_n _)). exists h0.
+    destruct (IH 0 SR) as [h1 So]. destruct (B 0 SR) as [B0 Rd]. destruct (begun_whole (depths 0) (moments 0) 0 So SR (proj1 B0)) as [Ws Wr]. rewrite (proj1 (K 0 SR) : map shared (steps_of (rank_of (moments 0) 0)) = steps) in Ws. rewrite Rd in Wr.
+    assert (Ks : forall r, r < W -> length (steps_of (u r)) = length steps) by (intros r H; rewrite <- (proj1 (K r H)), map_length; reflexivity).
+    constructor; [constructor; [constructor|]|constructor|constructor].
+    + intros r H. eexists. exact (proj2 (K r H)).
+    + intros r H. unfold sync. simpl. destruct (is_waiting _); auto.
+    + constructor.
+    + intros r H. exact (proj1 (proj2 (K r H))).
+    + discriminate.
+    + discriminate.
+    + discriminate.
+    + change (Forall (fun x : shared_step => 1 <= n_samples (snd x)) steps). rewrite <- Ws. exact (n_work _ _ _ So).
+    + intros n L. change (n < length steps) in L. rewrite <- Ws in L. pose proof (n_first _ _ _ So n L) as F. unfold planned_samples in *. rewrite Ws in F. exact F.
+    + intros j x Hx. change (nth_error steps j = Some x) in Hx. assert (Lj : j < length steps) by (apply nth_error_Some; congruence). rewrite <- Ws in Hx. rewrite (n_true _ _ _ So j x Hx).
+      unfold true_counts. f_equal. apply map_ext_seq. intros q H. f_equal. unfold groups_of at 2. rewrite St. simpl. rewrite app_nil_r.
+      destruct (caught_up (depths 0) (moments 0) q (J 0 SR) So H (proj2 (proj2 B0))) as [v [Jv [Lv Gv]]]. rewrite Ws in Lv, Gv. rewrite <- (Gv j Lj). do 2 f_equal.
+      destruct (a_job_that_is_loaded_plans_the_steps_of_any_other _ _ v (moments q) q Jv (J q H) H) as [[e E]|[e E]]; change (rank_of (moments q) q) with (u q) in E; pose proof (f_equal (@length _) E) as Le;
+        rewrite app_length, Lv, (Ks q H) in Le; (destruct e; [|simpl in Le; lia]); rewrite app_nil_r in E; congruence.
+    + intros r H P. destruct (Lo r); congruence.
+    + discriminate.
+    + constructor.
+    + split; [|simpl; lia]. pose proof (proj1 (d_rounds _ _ _ So)) as R. rewrite Ws, Wr in R. exact R.
+    + intros r q Hr Hq. change (length (steps_of (u r)) <= length (steps_of (u q)) + 0). rewrite !Ks by assumption. lia.
+Qed.
+
+(** COVER, for a job that may have been loaded: a rank whose outcome is COMPLETE has planned its whole input, before loading and after. *)
+Theorem a_complete_rank_of_a_job_has_planned_its_whole_input : forall d s r, job d s -> r < W -> c_is_quota c = false -> c_quota c = None ->
+  is_ending (rank_of s r) = true -> ended_as (rank_of s r) = Some Complete -> Permutation (samples_of (steps_of (rank_of s r))) (input r).
+Proof. intros d s r J. destruct (every_moment_of_a_job_is_sound d s J) as [h0 So]. exact (a_complete_rank_has_planned_its_whole_input W cfg d input s r So). Qed.
+
+(** CONSERVE, for such a job: the samples in steps, in alignment, in the window and unread are the rank's input. *)
+Theorem nothing_is_lost_in_a_job : forall d s r, job d s -> r < W -> let u := rank_of s r in
+  Permutation (samples_of (steps_of u) ++ concat (aligned u) ++ window u ++ skipn (read u) (input r)) (input r).
+Proof. intros d s r J. destruct (every_moment_of_a_job_is_sound d s J) as [h0 So]. exact (nothing_is_lost W cfg d input s r So). Qed.
+
 End Resume.
+
+(** Where ranks may begin: at the start of an epoch; or at any moment of a job that was loaded, any number of times, if all ranks have one
+    configuration. *)
+Definition begins (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample) (s : sys) : Prop :=
+  s = start cfg \/ exists c src, cfg = (fun _ => c) /\ (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) /\ job W c src input depth s.
+
+(** What some schedule with losses leads to from there. *)
+Definition reached (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample) (s : sys) : Prop :=
+  exists s0 n, begins W cfg depth input s0 /\ lossy_path W cfg depth input s0 n s.
+
+Lemma begins_sound : forall W cfg depth input, setting_ok W cfg -> forall s, begins W cfg depth input s -> exists h0, Keeps.sound W cfg depth input (h0 := h0) s.
+Proof.
+  intros W cfg depth input ok s [->|[c [src [-> [P J]]]]]; [exists fresh; exact (sound_of ok (reach_start W cfg depth input))|exact (every_moment_of_a_job_is_sound W c src input ok P depth s J)].
+Qed.
+
+(** So what is proved of runs with losses holds wherever ranks began. *)
+Theorem all_that_is_reached_follows_a_sound_state : forall W cfg depth input, setting_ok W cfg -> forall s, reached W cfg depth input s -> under_way W cfg depth input s.
+Proof.
+  intros W cfg depth input ok s [s0 [n [B P]]]. destruct (begins_sound W cfg depth input ok s0 B) as [h0 So].
+  exact (under_way_on W cfg depth input ok s0 n s P (sound_under_way W cfg depth input s0 So)).
+Qed.
+
+(** TERM, wherever ranks began, while no trainer is inside a step: at the start of an epoch, and where a job was just loaded. *)
+Theorem wherever_ranks_begin_every_schedule_ends_within_the_bound : forall W cfg depth input, setting_ok W cfg -> forall s n u, begins W cfg depth input s ->
+  (forall r, r < W -> running s r = false) -> lossy_path W cfg depth input s n u -> n <= bound W cfg input + W.
+Proof.
+  intros W cfg depth input ok s n u B Q. destruct (begins_sound W cfg depth input ok s B) as [h0 So]. exact (every_lossy_path_is_bounded W cfg depth input ok s n u So Q).
+Qed.

@@ -38,7 +38,7 @@ Proof.
       destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
       destruct (answered_offer W cfg depth input s i a I H My Ph) as [o [os [A [Io [Po O]]]]]. fold u in Po, O.
       destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [Rw [R3 _]]].
-      destruct (without_updates _ (plain i H)) as [Every [Eg [Es _]]]. rewrite Eg in R3. rewrite Es in Al, Ca. pose proof (a_round_that_forms_steps_has_one W cfg depth input ok s i a n R H My Ph B Sr Tg (Every _)) as Tn.
+      destruct (without_updates _ (plain i H)) as [Every [Eg [Es _]]]. rewrite Eg in R3. rewrite Es in Al, Ca. pose proof (a_round_that_forms_steps_has_one W cfg depth input ok s i a n (sound_of ok R) H My Ph B Sr Tg (Every _)) as Tn.
       pose proof (ok_group_perm _ (configs_ok _ _ ok i H) (budget u) (window u)) as Gp. pose proof (ok_group_nonempty _ (configs_ok _ _ ok i H) (budget u) (window u)) as Gn. rewrite <- R3 in Gp, Gn.
       pose proof (Permutation_length Gp) as Gl. pose proof (Permutation_length (k_cons _ _ _ _ _ _ K)) as Cl. fold u in Cl. rewrite Au in Cl. simpl in Cl. rewrite app_length, firstn_length in Cl.
       pose proof (k_read _ _ _ _ _ _ K) as Rdd. fold u in Rdd.
@@ -74,7 +74,7 @@ Hypothesis shards : forall r, r < W -> length (input r) <= largest.
 
 Lemma rounds_within_largest : forall s, reachable s -> h_round (whole s) <= largest.
 Proof.
-  induction 1 as [|s l t R IH St]; [simpl; lia|]. destruct (reachable_second W cfg depth input ok s R) as [I S].
+  induction 1 as [|s l t R IH St]; [simpl; lia|]. destruct (sound_of ok R) as [I S _].
   destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact IH| |exact IH..].
   rewrite whole_snoc. unfold h_step. destruct (h_kind (whole s)) eqn:Hk; destruct x as [a|cs|rs]; try exact IH.
   - destruct (is_bad a); [exact IH|]. destruct (o_stop_rank a); exact IH.
@@ -93,9 +93,9 @@ Qed.
 Theorem join_mode_has_no_more_rounds_than_the_largest_shard_has_samples : forall s r, reachable s -> r < W ->
   round (rank_of s r) <= largest /\ length (log s) <= 2 * largest + 2.
 Proof.
-  intros s r R H. pose proof (rounds_within_largest s R) as B. destruct (rounds_within_steps W cfg depth input ok s R) as [_ L].
+  intros s r R H. pose proof (rounds_within_largest s R) as B. destruct (d_rounds _ _ _ (sound_of ok R)) as [_ L].
   pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite (k_round _ _ _ _ _ _ K).
-  destruct (whole_goes_on cfg s r) as [_ G].
+  destruct (whole_goes_on cfg fresh s r) as [_ G].
   assert (kind_ops (h_kind (whole s)) <= 2) by (destruct (h_kind (whole s)); simpl; lia). lia.
 Qed.
 

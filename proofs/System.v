@@ -291,7 +291,7 @@ Hypothesis prints_differ : forall r q, r < W -> q < W -> c_print (cfg r) = c_pri
 
 (** The results that a rank has received, and the history that they give. *)
 Definition seen (s : sys) (r : nat) : list result := firstn (got s r) (results s).
-Definition hist_of (s : sys) (r : nat) : hist := history (cfg 0) (seen s r).
+Definition hist_from (h0 : origin) (s : sys) (r : nat) : hist := history_from h0 (cfg 0) (seen s r).
 
 Definition sync (s : sys) (r : nat) : Prop :=
   (pending s r = true /\ got s r = length (log s) /\ is_waiting (rank_of s r) = true) \/
@@ -312,11 +312,16 @@ Definition msg_ok (r : nat) (m : msg) : Prop :=
 Definition entry_ok (p : list msg * result) : Prop :=
   length (fst p) = W /\ reduce (fst p) = Some (snd p) /\ forall r m, nth_error (fst p) r = Some m -> msg_ok r m.
 
-(** The part that a job which is loaded again keeps too (Replay.v): each rank matches some history. *)
+(** Each rank matches some history. REPLAY needs no more. *)
 Record standing (s : sys) : Prop := {
   g_some : forall r, r < W -> exists h, core (cfg r) (cfg 0) r (input r) h (rank_of s r) /\ tight (depth r) (rank_of s r);
   g_sync : forall r, r < W -> sync s r;
   g_log : Forall entry_ok (log s) }.
+
+(** Each rank matches the history that began where the ranks did. *)
+Section Origin.
+Context {h0 : origin}.
+Notation hist_of := (hist_from h0).
 
 Record invariant (s : sys) : Prop := {
   g_standing :> standing s;
@@ -324,16 +329,6 @@ Record invariant (s : sys) : Prop := {
 
 Lemma g_tight : forall s, standing s -> forall r, r < W -> tight (depth r) (rank_of s r).
 Proof. intros s I r H. destruct (g_some s I r H) as [h [_ T]]. exact T. Qed.
-
-Lemma initial_invariant : invariant start.
-Proof.
-  assert (Core : forall r, r < W -> core (cfg r) (cfg 0) r (input r) h_initial (initial (cfg r) r) /\ tight (depth r) (initial (cfg r) r)).
-  { intros r H. split; [apply post_core; constructor; simpl; auto; try discriminate; try lia|apply post_tight; simpl; try discriminate; try lia; easy].
-    - unfold kind_ok. reflexivity.
-    - left. right. simpl. destruct (has_steps (cfg r) 0) eqn:Hs; [left; pose proof (ok_window _ (configs_ok r H) r 0 Hs); simpl; lia|auto]. }
-  constructor; [constructor; [|intros r H; unfold sync; simpl; destruct (is_waiting _); auto|constructor]|intros r H; apply (Core r H)].
-  intros r H. eexists. exact (Core r H).
-Qed.
 
 (** Only its result moves a rank that waits. *)
 Lemma post_waiting : forall c r s, is_waiting s = true -> post c r s = s.
@@ -562,16 +557,30 @@ Qed.
 Lemma every_step_keeps_the_invariant : forall s l t, invariant s -> step s l t -> invariant t.
 Proof.
   intros s l t I S. assert (X : forall r, r < W -> core (cfg r) (cfg 0) r (input r) (hist_of t r) (rank_of t r) /\ tight (depth r) (rank_of t r)).
-  { apply (each_rank_keeps (fun r rs u => core (cfg r) (cfg 0) r (input r) (history (cfg 0) rs) u /\ tight (depth r) u) s l t I S);
+  { apply (each_rank_keeps (fun r rs u => core (cfg r) (cfg 0) r (input r) (history_from h0 (cfg 0) rs) u /\ tight (depth r) u) s l t I S);
       [intros r e u _ H M NG E [K T]|intros r x u H M E [K T]; rewrite history_snoc|intros r n la _ H D [K T]|split; [apply (g_core s I r H)|apply (g_tight s I r H)]].
-    - replace (history (cfg 0) (seen s r)) with (next_hist (cfg 0) (history (cfg 0) (seen s r)) e) by (destruct e; try reflexivity; edestruct NG; reflexivity).
+    - replace (history_from h0 (cfg 0) (seen s r)) with (next_hist (cfg 0) (history_from h0 (cfg 0) (seen s r)) e) by (destruct e; try reflexivity; edestruct NG; reflexivity).
       exact (every_transition_keeps_the_invariant_of_a_rank _ _ r _ _ _ (configs_ok r H) (history_numbered _ _) _ e u K T (may_admissible s r e I H M) E).
     - exact (every_transition_keeps_the_invariant_of_a_rank _ _ r _ _ _ (configs_ok r H) (history_numbered _ _) _ _ u K T (may_admissible s r _ I H M) E).
     - exact (drawing_keeps_the_invariant_of_a_rank s r n la _ _ D K T). }
   constructor; [constructor; [intros r H; exists (hist_of t r); exact (X r H)|exact (every_step_keeps_sync s l t (g_sync s I) S)|exact (every_step_keeps_the_log s l t I S)]|intros r H; apply (X r H)].
 Qed.
 
-Lemma reachable_invariant : forall s, reachable s -> invariant s.
+End Origin.
+
+Lemma initial_invariant : invariant (h0 := fresh) start.
+Proof.
+  assert (Core : forall r, r < W -> core (cfg r) (cfg 0) r (input r) h_initial (initial (cfg r) r) /\ tight (depth r) (initial (cfg r) r)).
+  { intros r H. split; [apply post_core; constructor; simpl; auto; try discriminate; try lia|apply post_tight; simpl; try discriminate; try lia; easy].
+    - unfold kind_ok. reflexivity.
+    - left. right. simpl. destruct (has_steps (cfg r) 0) eqn:Hs; [left; pose proof (ok_window _ (configs_ok r H) r 0 Hs); simpl; lia|auto]. }
+  constructor; [constructor; [|intros r H; unfold sync; simpl; destruct (is_waiting _); auto|constructor]|intros r H; apply (Core r H)].
+  intros r H. eexists. exact (Core r H).
+Qed.
+
+Lemma reachable_invariant : forall s, reachable s -> invariant (h0 := fresh) s.
 Proof. induction 1; [apply initial_invariant|eapply every_step_keeps_the_invariant; eauto]. Qed.
 
 End System.
+
+Notation hist_of cfg := (hist_from cfg fresh).

@@ -60,58 +60,30 @@ Qed.
 Section Termination.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
-Notation reachable := (System.reachable W cfg depth input).
 Notation step := (System.step W cfg depth input).
-Notation hist_of := (System.hist_of cfg).
-Notation whole := (Facts.whole cfg).
+Context {h0 : origin}.
+Notation sound := (Keeps.sound W cfg depth input (h0 := h0)).
+Notation hist_of := (System.hist_from cfg h0).
+Notation whole := (Facts.whole_from cfg h0).
 
 (** The number of samples of all ranks. *)
 Definition total : nat := sum_over W (fun r => length (input r)).
 
-Lemma planned_within_total : forall s, reachable s -> h_samples (whole s) <= total.
+Lemma planned_within_total : forall s, sound s -> h_samples (whole s) <= total.
 Proof.
-  intros s R. destruct (reachable_second W cfg depth input ok s R) as [I S].
+  intros s R. pose proof (so_second _ _ _ _ _ R) as S.
   assert (E : h_samples (whole s) = sum_nat (map (fun j => sum_nat (map (fun q => length (nth j (groups_of (rank_of s q)) [])) (seq 0 W))) (seq 0 (length (h_steps (whole s)))))).
   { unfold h_samples. f_equal. apply map_nth_seq. intros j x Hx. rewrite (n_true _ _ _ S j x Hx). unfold true_counts, sum_counts.
     rewrite fold_add_samples. simpl. rewrite map_map. reflexivity. }
   rewrite E, (sum_swap (fun q j => length (nth j (groups_of (rank_of s q)) []))). apply (sum_over_le _ _ W). intros q Hq.
   eapply Nat.le_trans; [apply (sum_nth_lengths (groups_of (rank_of s q)) _ 0)|]. simpl.
-  pose proof (nothing_is_lost W cfg depth input ok s q R Hq) as P. apply Permutation_length in P. rewrite <- P. unfold groups_of. rewrite concat_app, !app_length. unfold samples_of. lia.
+  pose proof (Permutation_length (k_cons _ _ _ _ _ _ (g_core _ _ _ _ _ R q Hq))) as P. rewrite !app_length, firstn_length in P. unfold groups_of. rewrite concat_app, app_length. unfold samples_of in P. lia.
 Qed.
 
-Lemma steps_within_total : forall s, reachable s -> length (h_steps (whole s)) <= total.
+Lemma steps_within_total : forall s, sound s -> length (h_steps (whole s)) <= total.
 Proof.
-  intros s R. eapply Nat.le_trans; [|apply (planned_within_total s R)]. destruct (reachable_second W cfg depth input ok s R) as [_ S].
+  intros s R. eapply Nat.le_trans; [|apply (planned_within_total s R)]. pose proof (so_second _ _ _ _ _ R) as S.
   unfold h_samples. pose proof (n_work _ _ _ S) as F. induction F as [|x l Hx F IH]; simpl; lia.
-Qed.
-
-Definition kind_ops (k : kind) : nat := match k with NOffer => 0 | NCount _ => 1 | NReport => 1 | NClosed _ _ => 2 end.
-
-(** Of [update_rounds] rounds in a row one forms steps. *)
-Lemma a_round_adds_a_step_if_it_has_any : forall c k, 1 <= update_rounds c -> S k / update_rounds c <= k / update_rounds c + b2n (has_steps c k).
-Proof.
-  intros c k P. unfold has_steps. set (p := update_rounds c) in *. pose proof (Nat.div_mod (S k) p ltac:(lia)) as D. pose proof (Nat.mod_upper_bound (S k) p ltac:(lia)) as M.
-  destruct (Nat.eqb_spec (S k mod p) 0) as [Z|Z]; simpl.
-  - destruct (S k / p) as [|q]; [lia|]. enough (q <= k / p) by lia. apply Nat.div_le_lower_bound; lia.
-  - enough (S k / p <= k / p) by lia. apply Nat.div_le_lower_bound; lia.
-Qed.
-
-(** Rounds and exchanges are bounded by the steps made. *)
-Lemma rounds_within_steps : forall s, reachable s -> h_round (whole s) / update_rounds (cfg 0) <= length (h_steps (whole s)) /\
-  length (log s) <= 2 * h_round (whole s) + kind_ops (h_kind (whole s)).
-Proof.
-  pose proof (ok_updates _ (configs_ok _ _ ok 0 (some_rank _ _ ok))) as Up.
-  induction 1 as [|s l t R [IH1 IH2] St]; [simpl; rewrite Nat.div_0_l by lia; lia|]. destruct (reachable_second W cfg depth input ok s R) as [I S].
-  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact (conj IH1 IH2)| |exact (conj IH1 IH2)|exact (conj IH1 IH2)].
-  rewrite whole_snoc. simpl log. rewrite app_length. simpl length. pose proof (exchange_kind W cfg depth input ok s x I P Rd) as K0.
-  unfold h_step. destruct x as [a|cs|rs].
-  - rewrite K0 in *. simpl in IH2.
-    destruct (is_bad a); simpl; [lia|]. destruct (o_stop_rank a); simpl; [lia|]. destruct (target (cfg 0) a); simpl; lia.
-  - destruct (n_count _ _ _ S _ K0) as [_ T1]. rewrite K0 in *. simpl in IH2. cbn [h_round h_steps h_kind]. rewrite app_length, make_shared_length, firstn_length.
-    pose proof (a_round_adds_a_step_if_it_has_any (cfg 0) (h_round (whole s)) Up) as A. split; [|simpl; lia].
-    pose proof (cut_pos (cfg 0) (h_samples (whole s)) cs) as C. pose proof (cut_le (cfg 0) (h_samples (whole s)) cs).
-    destruct T1 as [[_ T1]|[T1 _]]; [rewrite T1 in A; simpl in A; lia|]. destruct cs; [simpl in T1; lia|]. specialize (C ltac:(discriminate)). destruct (has_steps _ _); simpl in *; lia.
-  - rewrite K0 in *. simpl in IH2. destruct (reports_say W cfg depth input ok s rs I S P Rd) as [o [-> _]]. simpl. lia.
 Qed.
 
 (** The most rounds of an epoch: each step ends the rounds of an update, and the last rounds may be without one. *)
@@ -122,13 +94,13 @@ Theorem without_updates_rounds_are_no_more_than_samples : c_updates (cfg 0) = No
 Proof. intros U. unfold most_rounds, update_rounds. rewrite U. lia. Qed.
 
 (** TERM: an epoch has at most as many steps as samples. It has at most two exchanges for each round, and two more. *)
-Theorem steps_rounds_and_exchanges_are_bounded : forall s r, reachable s -> r < W ->
+Theorem steps_rounds_and_exchanges_are_bounded : forall s r, sound s -> r < W ->
   length (steps_of (rank_of s r)) <= total /\ round (rank_of s r) <= most_rounds /\ length (log s) <= 2 * most_rounds + 2.
 Proof.
-  intros s r R H. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
-  pose proof (steps_within_total s R) as B1. destruct (rounds_within_steps s R) as [B2 B3].
+  intros s r R H. pose proof (g_core _ _ _ _ _ R r H) as K.
+  pose proof (steps_within_total s R) as B1. destruct (d_rounds _ _ _ R) as [B2 B3].
   assert (G : length (h_steps (hist_of s r)) <= length (h_steps (whole s)) /\ h_round (hist_of s r) <= h_round (whole s)).
-  { destruct (whole_goes_on cfg s r) as [[ext E] Rr]. rewrite E, app_length. lia. }
+  { destruct (whole_goes_on cfg h0 s r) as [[ext E] Rr]. rewrite E, app_length. lia. }
   rewrite <- (map_length shared), (k_steps _ _ _ _ _ _ K), (k_round _ _ _ _ _ _ K).
   assert (kind_ops (h_kind (whole s)) <= 2) by (destruct (h_kind (whole s)); simpl; lia).
   enough (h_round (whole s) <= most_rounds) by lia. unfold most_rounds. pose proof (ok_updates _ (configs_ok _ _ ok 0 (some_rank _ _ ok))) as Up.
@@ -149,7 +121,7 @@ Definition measure (s : sys) : nat :=
   sum_over W (fun r => rank_measure most_rounds total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r) + spare s r).
 
 (** A rank's own measure falls with every event except a result or a full window. *)
-Lemma own_measure_falls : forall s r e t, reachable s -> r < W -> may cfg input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
+Lemma own_measure_falls : forall s r e t, sound s -> r < W -> may cfg input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
   read t <= length (input r) -> round t <= most_rounds -> length (taken t) <= total ->
   match e with
   | Got _ => rank_measure most_rounds total (input r) t <= rank_measure most_rounds total (input r) (rank_of s r)
@@ -158,7 +130,7 @@ Lemma own_measure_falls : forall s r e t, reachable s -> r < W -> may cfg input 
   | _ => rank_measure most_rounds total (input r) t + 1 <= rank_measure most_rounds total (input r) (rank_of s r)
   end.
 Proof.
-  intros s r e t R H M E B1 B2 B3. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
+  intros s r e t R H M E B1 B2 B3. pose proof (g_core _ _ _ _ _ R r H) as K.
   set (u := rank_of s r) in *. destruct (answer_or_own e) as [[x ->]|NG].
   { simpl in E. destruct x as [a|cs|rs]; destruct (at_phase u); try discriminate.
     - each_agreement E Bd Sr Ra Tg Ea; apply Nat.le_refl.
@@ -191,20 +163,20 @@ Lemma spare_falls : forall s r e t g, (forall x, e <> Got x) -> transition (cfg 
 Proof. intros s r e t g NG E. destruct (c_bounded (cfg r) r); [|lia]. pose proof (nothing_more_is_wanted _ _ _ _ _ _ NG E). lia. Qed.
 
 (** TERM: the measure falls on every transition, except that it may stay equal on a draw. *)
-Theorem every_transition_lowers_the_measure : forall s l t, reachable s -> step s l t -> measure t + (if is_draw l then 0 else 1) <= measure s.
+Theorem every_transition_lowers_the_measure : forall s l t, sound s -> step s l t -> measure t + (if is_draw l then 0 else 1) <= measure s.
 Proof.
   intros s l t R St. enough (G : if is_draw l then measure t <= measure s else measure t < measure s) by (destruct (is_draw l); lia).
-  assert (R' : reachable t) by (eapply reach_step; eauto). destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr].
-  - match type of R' with System.reachable _ _ _ _ ?x => set (s' := x) in * end.
+  assert (R' : sound t) by (eapply step_keeps_sound; eauto). destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr].
+  - match type of R' with Keeps.sound _ _ _ _ ?x => set (s' := x) in * end.
     assert (Bd : read t <= length (input r) /\ round t <= most_rounds /\ length (taken t) <= total).
-    { pose proof (invariant_of W cfg depth input ok s' R') as I'. pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ I' r H)) as Z1.
+    { pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ R' r H)) as Z1.
       destruct (steps_rounds_and_exchanges_are_bounded s' r R' H) as [Z2 [Z3 _]]. unfold s' in Z1, Z2, Z3. simpl in Z1, Z2, Z3. rewrite update_same in Z1, Z2, Z3.
       unfold steps_of in Z2. rewrite app_length in Z2. lia. }
     destruct Bd as [B1 [B2 B3]]. pose proof (own_measure_falls s r e t R H M E B1 B2 B3) as F.
     assert (Own : rank_measure most_rounds total (input r) (rank_of s' r) + (exchanges - got s' r) + b2n (running s' r) + spare s' r <
                   rank_measure most_rounds total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r) + spare s r).
     { unfold s', spare. cbn [rank_of got running]. rewrite !update_same. destruct e as [xs en full| |x| | |cause|].
-      3:{ rewrite !update_same. simpl in F. destruct (got_current W cfg depth input s r x (invariant_of W cfg depth input ok s R) H M) as [G _].
+      3:{ rewrite !update_same. simpl in F. destruct (got_current W cfg depth input s r x R H M) as [G _].
           destruct (steps_rounds_and_exchanges_are_bounded s r R H) as [_ [_ L]]. unfold exchanges. destruct (c_bounded (cfg r) r), (0 <? wanted t), (0 <? wanted (rank_of s r)); simpl; lia. }
       all: pose proof (fun NG => spare_falls s r _ t (got s r) NG E) as Sp; specialize (Sp ltac:(intros; discriminate)); try (simpl in F; lia).
       - destruct full; simpl in F; [|lia]. destruct M as [_ [_ [_ M]]]. destruct (M eq_refl) as [-> _]. destruct F as [F [-> Wn]].
@@ -233,22 +205,26 @@ Proof. intros n c f. unfold sum_over. rewrite <- (seq_length n 0) at 2. inductio
 Lemma sum_over_add : forall n f g, sum_over n (fun r => f r + g r) = sum_over n f + sum_over n g.
 Proof. intros n f g. unfold sum_over. induction (seq 0 n) as [|i l IH]; simpl; [reflexivity|]. lia. Qed.
 
-Lemma start_measure : measure (start cfg) <= bound.
+Lemma measure_within_bound : forall s, (forall r, r < W -> running s r = false) -> measure s <= bound.
 Proof.
-  unfold measure, bound. simpl length. rewrite Nat.sub_0_r.
-  assert (E : sum_over W (fun r => rank_measure most_rounds total (input r) (rank_of (start cfg) r) + (exchanges - got (start cfg) r) + b2n (running (start cfg) r) + spare (start cfg) r) <=
+  intros s Q. unfold measure, bound.
+  assert (E : sum_over W (fun r => rank_measure most_rounds total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r) + spare s r) <=
     sum_over W (fun r => (4 * most_rounds + 2 * total + 7) + (length (input r) + if c_bounded (cfg r) r then exchanges + 1 else 0))).
-  { apply sum_over_le. intros i Hi. unfold spare, rank_measure, exchanges. simpl. destruct (c_bounded (cfg i) i), (c_window (cfg i) i 0); simpl; lia. }
+  { apply sum_over_le. intros i Hi. rewrite (Q i Hi). unfold spare, rank_measure, exchanges, b2n.
+    set (u := rank_of s i). destruct (c_bounded (cfg i) i), (ended u), (is_some (failure u)), (stopped u), (urged u), (collated u), (0 <? wanted u); lia. }
   rewrite sum_over_const, (sum_over_add W (fun r => length (input r))) in E. fold total in E. lia.
 Qed.
 
-(** TERM: no schedule is longer than [bound]. *)
-Theorem every_schedule_ends_within_the_bound : forall n s, path (start cfg) n s -> n <= bound.
+Lemma path_lowers_the_measure : forall s n t, path s n t -> sound s -> n + measure t <= measure s.
 Proof.
-  assert (X : forall s n t, path s n t -> reachable s -> n + measure t <= measure s).
-  { induction 1 as [s|s l u n t St P IH]; intros R; [lia|].
-    pose proof (every_transition_lowers_the_measure s l u R St) as L. assert (R' : reachable u) by (eapply reach_step; eauto). specialize (IH R'). lia. }
-  intros n s P. pose proof (X _ n s P (reach_start W cfg depth input)). pose proof start_measure. lia.
+  induction 1 as [s|s l u n t St P IH]; intros R; [lia|]. pose proof (every_transition_lowers_the_measure s l u R St). specialize (IH (step_keeps_sound W cfg depth input ok s l u R St)). lia.
 Qed.
 
 End Termination.
+
+(** TERM: no schedule is longer than [bound]. *)
+Theorem every_schedule_ends_within_the_bound : forall W cfg depth input, setting_ok W cfg -> forall n s, path W cfg depth input (start cfg) n s -> n <= bound W cfg input.
+Proof.
+  intros W cfg depth input ok n s P. pose proof (path_lowers_the_measure W cfg depth input ok _ n s P (sound_of ok (reach_start W cfg depth input))).
+  pose proof (measure_within_bound W cfg input (start cfg) (fun _ _ => eq_refl)). lia.
+Qed.

@@ -157,7 +157,7 @@ Qed.
 
 (** If an agreement makes steps, each rank has offered its whole window. *)
 Lemma all_groups_are_agreed_on : forall W cfg depth input s r a, setting_ok W cfg -> c_updates (cfg r) <> None ->
-  invariant W cfg depth input s -> r < W -> may cfg input s r (Got (Agreed a)) -> let u := rank_of s r in at_phase u = OFFER -> forall n, makes_steps (cfg r) a n ->
+  invariant (h0 := fresh) W cfg depth input s -> r < W -> may cfg input s r (Got (Agreed a)) -> let u := rank_of s r in at_phase u = OFFER -> forall n, makes_steps (cfg r) a n ->
   wanted u = 0 /\ groups u = form_groups (cfg r) u /\ length (groups u) <= n.
 Proof.
   intros W cfg depth input s r a ok Up I H My u Ph n [B [_ [Ra Tg]]]. pose proof (g_core _ _ _ _ _ I r H) as K. fold u in K.
@@ -286,10 +286,10 @@ Proof.
   intros s r y k R H Hk Pa Iy Py. destruct (everything_is_in_place s R r H) as [P Rd]. set (u := rank_of s r) in *. pose proof (ok_updates _ (configs_ok _ _ ok r H)) as Up.
   assert (Past : has_done (begin r) (input r) k u).
   { destruct Pa as [L|[En Co]].
-    - left. split; [exact L|]. split; [exact (nothing_is_lost W cfg depth input ok s r R H)|]. destruct Rd as [E|[_ Rd]]; [left|right].
+    - left. split; [exact L|]. split; [exact (nothing_is_lost W cfg depth input s r (sound_of ok R) H)|]. destruct Rd as [E|[_ Rd]]; [left|right].
       + destruct (k_ended _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) E) as [Z Z0]. specialize (Z0 (proj2 (never_full r H))). fold u in Z, Z0. apply skipn_all2. lia.
       + pose proof (begin_of_rises (c_window (cfg r) r) (S k) (coming u) ltac:(unfold coming; lia)). lia.
-    - right. destruct (join 0 (some_rank _ _ ok)) as [J1 J2]. exact (a_complete_rank_has_planned_its_whole_input W cfg depth input ok s r R H J1 J2 En Co). }
+    - right. destruct (join 0 (some_rank _ _ ok)) as [J1 J2]. exact (a_complete_rank_has_planned_its_whole_input W cfg depth input s r (sound_of ok R) H J1 J2 En Co). }
   assert (I : In y (samples_of (steps_in_round k u))).
   { apply (Permutation_in y (Permutation_sym (what_a_rank_past_a_round_holds_of_it (begin r) (cfg r) (input r) u k Up Hk (begin_of_rises _) (fun i x => numbered r i x H)
       (in_place_laid _ _ _ Up (begin_of_rises _) P) Past))).
@@ -370,7 +370,7 @@ Lemma places_are_in_it_once : forall s u r, lossy_reachable W cfg depth input s 
 Proof.
   intros s u r R H. apply NoDup_filtered. replace (flat_map _ _) with (map (fun p => r + W * p) (map pos (samples_of (steps_of (rank_of s r))))).
   2:{ unfold samples_of. rewrite map_map, concat_map, map_map, flat_map_concat_map. reflexivity. }
-  apply FinFun.Injective_map_NoDup; [intros a b; nia|]. apply (with_losses_no_sample_is_emitted_twice W cfg depth input ok s r R H).
+  apply FinFun.Injective_map_NoDup; [intros a b; nia|]. apply (with_losses_no_sample_is_emitted_twice W cfg depth input s r (on_its_way ok R) H).
   rewrite (map_numbered _ pos (input r) (fun i x => numbered r i x H)). apply seq_NoDup.
 Qed.
 
@@ -392,7 +392,7 @@ Proof.
     + intros [l [Il Ip]]. apply in_map_iff in Il as [r [<- Ir]]. apply in_seq in Ir as [_ H]. simpl in H. apply in_places in Ip as [x [y [Ix [Iy [E ->]]]]].
       destruct (an_update_holds_only_samples_at_its_places s r x y R H Ix Iy) as [u' [E' B]]. assert (u' = u) by (rewrite E in E'; unfold last_round in E'; lia). subst u'.
       assert (In y (input r)).
-      { apply (Permutation_in y (with_losses_no_sample_goes_missing W cfg depth input ok s r R H)), in_or_app. left. apply in_concat. exists (s_group x). split; [apply in_map, Ix|exact Iy]. }
+      { apply (Permutation_in y (with_losses_no_sample_goes_missing W cfg depth input s r (on_its_way ok R) H)), in_or_app. left. apply in_concat. exists (s_group x). split; [apply in_map, Ix|exact Iy]. }
       apply In_nth_error in H0 as [i Ei]. pose proof (numbered r i y H Ei) as Pi. assert (Li : i < length (input r)) by (apply nth_error_Some; congruence). apply whole_order in Li; [|exact H]. rewrite Pi in *. lia.
     + intros Lp. pose proof (Nat.div_mod p W ltac:(lia)) as D. pose proof (Nat.mod_upper_bound p W ltac:(lia)) as H. set (r := p mod W) in *. set (i := p / W) in *.
       assert (Li : i < length (input r)) by (apply whole_order; [exact H|lia]). apply nth_error_Some in Li. destruct (nth_error (input r) i) as [y|] eqn:Ei; [|contradiction].
