@@ -20,6 +20,7 @@ from odb_sim.inputs.rules import load_rule
 from odb_sim.verify import stages, verdict
 from odb_sim.verify.agreements import (
     GROUPS,
+    describe_agreement,
     is_possible,
     iterate_around,
     iterate_grid,
@@ -28,7 +29,7 @@ from odb_sim.verify.agreements import (
     iterate_sizes,
     make_agreement,
 )
-from odb_sim.verify.alone import Refutation, check_bounds
+from odb_sim.verify.alone import check_bounds
 from odb_sim.verify.rule_client import Answer, RuleProcesses
 from odb_sim.verify.stages import PROPERTIES, Finding, Stage
 from odb_sim.verify.verdict import compute_verdicts, list_not_looked_at, verify
@@ -68,7 +69,7 @@ def ask(rule: object) -> Callable[[Sequence[Offer]], list[Answer]]:
     return lambda agreements: [answer(agreement) for agreement in agreements]
 
 
-def refute(rule: object, agreements: Sequence[Offer]) -> Refutation | None:
+def refute(rule: object, agreements: Sequence[Offer]) -> Finding | None:
     return check_bounds(ask(rule), agreements, ask(rule)(agreements))
 
 
@@ -127,7 +128,7 @@ def test_a_breach_of_the_bounds_is_found_and_made_small(answer: object, detail: 
 def test_hasty_rule_is_refuted_by_the_smallest_agreement() -> None:
     refuted = refute(load_rule(HASTY), list(iterate_grid()))
     expected = make_agreement(samples=(1, 3), groups=(3, 3), due=0, round_=0, budget=1)
-    assert refuted.agreement == expected
+    assert refuted.case == f"agreement {describe_agreement(expected)}"
 
 
 @pytest.fixture

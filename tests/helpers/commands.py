@@ -12,13 +12,34 @@ import pytest
 from odb_sim.cli.main import main
 
 
+def _run(command: str | Sequence[str], *more: str) -> None:
+    assert main([*(command.split() if isinstance(command, str) else command), *more]) == 0
+
+
 def get_figures(command: str | Sequence[str], *more: str) -> Any:
     """Returns the figures that the command writes, which must succeed. Where ``command`` is a string, spaces divide it."""
-    arguments = command.split() if isinstance(command, str) else command
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figures.json"
-        assert main([*arguments, *more, "--json", str(path)]) == 0
+        _run(command, *more, "--json", str(path))
         return json.loads(path.read_text())
+
+
+def hear(capsys: pytest.CaptureFixture[str]) -> str:
+    """Returns what has been printed since it was last asked for, with one space between words wherever lines end."""
+    return " ".join(capsys.readouterr().out.split())
+
+
+def tell(capsys: pytest.CaptureFixture[str], command: str | Sequence[str], *more: str) -> str:
+    """Returns what the command prints, as `hear` does. It must succeed."""
+    hear(capsys)
+    _run(command, *more)
+    return hear(capsys)
+
+
+def get_answer(capsys: pytest.CaptureFixture[str], command: str | Sequence[str], *more: str) -> tuple[Any, str]:
+    """Returns the figures that the command writes, and what it prints."""
+    hear(capsys)
+    return get_figures(command, *more), hear(capsys)
 
 
 def refuse(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from odb_sim.studies.runs import POLICIES, Driver, Result, Run, run
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.types import Mode
-from tests.helpers.commands import get_figures
+from tests.helpers.commands import get_answer, get_figures
 
 TOKENS = np.random.default_rng(1).integers(20, 200, 600)
 
@@ -194,8 +194,9 @@ def test_many_runs_with_the_same_to_say_say_it_once() -> None:
 
 
 def test_the_command_prints_and_writes_cautions(capsys: pytest.CaptureFixture[str]) -> None:
-    figures = get_figures("simulate gsm8k --ranks 2 --samples 200 --token-budget 300 --mode quota --quota 900")
-    shown = capsys.readouterr().out
+    figures, shown = get_answer(
+        capsys, "simulate gsm8k --ranks 2 --samples 200 --token-budget 300 --mode quota --quota 900"
+    )
     assert shown.count("Caution: ") == 3
     assert "; short: the quota of 900 samples is not met" in shown
     assert len(figures["cautions"]) == 3

@@ -60,10 +60,10 @@ def test_ctrl_c_ends_a_sweep_and_its_workers_without_a_word_while_a_worker_start
         "import signal, sys, pathlib, odb_sim.studies.sweep as sweep; from odb_sim.cli.main import main; own = sweep.run_grid\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started without\n"
         f"{INTERRUPTED_START}\n"
-        "def tell(study, points, executor, on_done=None, **more):\n"
-        "    executor.submit(sum, [1]).result()\n"
+        "def tell(study, points, runner):\n"
+        "    runner.executor.submit(sum, [1]).result()\n"
         f"    pathlib.Path({str(started)!r}).touch()\n"
-        "    return own(study, points, executor, on_done, **more)\n"
+        "    return own(study, points, runner)\n"
         "if __name__ == '__main__':\n"
         "    import odb_sim.cli.sweep as command; command.run_grid = tell; sys.exit(main(sys.argv[1:]))\n"
     )

@@ -12,6 +12,7 @@ import pytest
 from odb_sim.cli.main import main
 from odb_sim.inputs.lengths import Lengths, list_bundled_names, load_lengths
 from odb_sim.inputs.workload import build_workload
+from odb_sim.studies.cells import Runner
 from odb_sim.studies.comparison import choose_budget, choose_window, compare
 from odb_sim.studies.runs import POLICIES, Run
 
@@ -129,7 +130,7 @@ def test_progress_rises_to_the_end_over_all_runs() -> None:
         for name in ("gsm8k", "mm_mix_real")
     ]
     heard: list[int] = []
-    compare(runs, ["odb", "standard"], None, heard.append)
+    compare(runs, ["odb", "standard"], Runner(on_done=heard.append))
     assert heard == sorted(heard)
     assert heard[-1] == 8
 

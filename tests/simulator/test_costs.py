@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from odb_sim.cli.main import main
 from odb_sim.inputs.costs import (
     Algorithm,
     CollectiveCost,
@@ -19,7 +16,6 @@ from odb_sim.inputs.costs import (
 )
 
 from odb_ref.core.errors import UsageError
-from tests.helpers.commands import get_figures
 
 
 def test_a_step_costs_what_the_formula_says() -> None:
@@ -40,15 +36,6 @@ def test_a_table_is_followed_between_below_and_above_its_rows() -> None:
     seconds = costs.compute_steps_s(tokens, tokens)
     assert (seconds == costs.compute_batches_s(tokens, tokens)).all()
     assert seconds.tolist() == [[0.25, *expected.values()], [0.25, *reversed(expected.values())]]
-
-
-@pytest.mark.parametrize(
-    "table",
-    [((5, 1.0),), ((5, 1.0), (5, 2.0)), ((0, 1.0), (5, 2.0)), ((5, -1.0), (6, 1.0)), ((5, 1.0), (6,)), ("ab", "cd")],
-)
-def test_a_table_without_sense_is_refused(table: tuple[tuple[float, float], ...]) -> None:
-    with pytest.raises(UsageError, match=r"StepTable\.rows"):
-        StepTable(rows=table)
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
@@ -98,17 +85,3 @@ def test_a_collective_grows_with_the_ranks_by_its_algorithm() -> None:
     assert [ring.compute_s(ranks) for ranks in (1, 2, 8, 9)] == [1.0, *map(pytest.approx, (1.2, 2.4, 2.6))]
     data = CollectiveCost(fixed_s=0.0, latency_s=0.0, transfer_s=1.0)
     assert [data.compute_s(ranks) for ranks in (1, 2, 8)] == [0, 1, 1.75]
-
-
-def test_a_table_in_a_cost_file_is_used_and_refused_with_its_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "costs.json"
-    text = '{"format": "odb-costs", "version": 2,\n "step_table": {\n  "rows": [[1, %s], [100000, 5.0]]}}'
-    arguments = ["simulate", "gsm8k", "--ranks", "2", "--token-budget", "2048", "--samples", "50"]
-    path.write_text(text % "5.0")
-    figures = get_figures(arguments, "--cost-model", str(path))
-    assert float(figures["sim_time_s"]) == pytest.approx(5.02 * float(figures["steps"]), rel=0.01)
-    path.write_text(text % "-5.0")
-    assert main([*arguments, "--cost-model", str(path)]) == 2
-    assert "costs.json:3: step_table.rows" in capsys.readouterr().err

@@ -244,11 +244,6 @@ def test_a_batch_size_needs_a_policy_with_fixed_batches(
     assert main([*arguments, "--policy", "odb,standard"]) == 0
 
 
-def test_processes_are_called_so(capfd: pytest.CaptureFixture[str]) -> None:
-    arguments = ["sweep", "gsm8k", "--ranks", "2", "--samples", "40", "--token-budget", "2048", "--processes", "0"]
-    assert "--processes must be at least 1, got 0" in refuse(capfd, arguments)
-
-
 @pytest.mark.parametrize("command", ["simulate", "compare", "sweep", "tune"])
 def test_what_is_read_is_not_written_over(command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.csv"

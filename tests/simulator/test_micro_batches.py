@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from odb_sim.cli.main import main
 from odb_sim.inputs.costs import NO_COLLECTIVE, CollectiveCost, Costs, GpuCost, StepTable
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.studies.micro_batches import WaysToDivide, choose_balance, divide
 
 from odb_ref.core.batching.cost import TOKENS
 from odb_ref.plan.terms import Options
-from tests.helpers.commands import get_figures, refuse
+from tests.helpers.commands import get_answer, refuse, tell
 from tests.helpers.effort import few
 
 PLAIN = Costs(gpu=GpuCost(fixed_s=0.5, per_token_s=0.01, per_token2_s=0), collective=NO_COLLECTIVE)
@@ -151,8 +150,7 @@ def test_groups_that_staying_splits_are_counted_and_no_loss_is_called_a_saving(
     csv = tmp_path / "l.csv"
     csv.write_text("total_tokens,prompt\n" + "900,0\n" * 4 + "9,1\n9,2\n9,2\n9,3\n")
     command = ["micro-batches", str(csv), "--ranks", "4", "--budget", "1000"]
-    figures = get_figures(command, "--groups", "prompt")
-    said = capsys.readouterr().out
+    figures, said = get_answer(capsys, command, "--groups", "prompt")
     assert figures["split_groups"] == 2
     assert figures["saved_s"] < 0
     assert "Where the samples stay, which splits 2.0 groups over ranks, a step takes" in said
@@ -160,8 +158,7 @@ def test_groups_that_staying_splits_are_counted_and_no_loss_is_called_a_saving(
     assert "Dealing them out (samples of one prompt in one rank) takes" in said
     assert " s more (" in said.partition("Dealing")[2].partition("No plan")[0]
     assert "saves -" not in said
-    assert main(command) == 0
-    said = capsys.readouterr().out
+    said = tell(capsys, command)
     assert "splits" not in said
     assert "No plan takes less" in said
     assert "say with --groups" in refuse(capsys, [*command, "--within", "micro-batch"])
@@ -173,8 +170,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "total_tokens,prompt\n" + "".join(f"{tokens},{n // 3}\n" for n, tokens in enumerate([900, 40, 60] * 20))
     )
     command = ["micro-batches", str(csv), "--ranks", "4", "--budget", "1000"]
-    figures = get_figures(command, "--groups", "prompt", "--step-samples", "24")
-    said = capsys.readouterr().out
+    figures, said = get_answer(capsys, command, "--groups", "prompt", "--step-samples", "24")
     assert "2 optimizer steps of 24 samples" in said
     assert "12 samples left over" in said
     assert "(samples of one prompt in one rank)" in said

@@ -18,7 +18,7 @@ from odb_sim.inputs.lengths import Lengths
 from odb_sim.studies.plan import Wanted
 
 from odb_ref.core.batching.updates import PADDING_SHARE
-from tests.helpers.commands import get_figures, refuse
+from tests.helpers.commands import get_figures, hear, refuse, tell
 
 SAMPLES = 240
 SMALL = "--model qwen2.5-0.5b --gpu rtx4090 --gpus 4 --strategy ddp --processes 1"
@@ -82,7 +82,7 @@ def test_the_answer_says_why_its_budget_is_far_below_the_memory(
 ) -> None:
     figures = plan(lengths, SMALL)
     low, budget = figures["memory"]["range"][0], figures["ways"][0]["token_budget"]
-    said = " ".join(capsys.readouterr().out.split())
+    said = hear(capsys)
     assert f"({low:,} to " in said
     assert f"up to the low end no budget is notably faster than {budget:,}." in said
 
@@ -143,9 +143,9 @@ def test_the_page_says_it_first(made: tuple[dict[str, Any], Path]) -> None:
 
 def test_a_run_of_tokens_and_steps_of_their_own(lengths: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = plan(lengths, f"{SMALL} --tokens 1000000 --memory-tokens 4000 --recompute no --price 0")
-    said = capsys.readouterr().out
+    said = hear(capsys)
     assert "1,000,000 tokens of lengths" in said
-    assert "Caution: without --global-batch each step of online batches is an update" in " ".join(said.split())
+    assert "Caution: without --global-batch each step of online batches is an update" in said
     mean = np.loadtxt(lengths, skiprows=1).mean()
     assert figures["samples"] == pytest.approx(1_000_000 / mean)
     assert figures["ways"][0]["token_budget"] <= 4000
@@ -200,9 +200,9 @@ def test_memory_that_is_known_gains_nothing_by_computing_again(
     tokens = int(np.loadtxt(lengths, skiprows=1).max()) - 1
     asked = f"{SMALL} --global-batch 32 --memory-tokens {tokens}"
     assert not plan(lengths, asked)["recomputes"]
-    assert "Caution: 1 sample is longer than the 1,472 tokens that fit by" in " ".join(capsys.readouterr().out.split())
+    assert "Caution: 1 sample is longer than the 1,472 tokens that fit by" in hear(capsys)
     assert plan(lengths, f"{asked} --recompute yes")["recomputes"]
-    assert "cut it. " in " ".join(capsys.readouterr().out.split()) + " "
+    assert "cut it. " in hear(capsys) + " "
 
 
 def test_nodes_are_filled_as_torchrun_fills_them(lengths: Path) -> None:
@@ -221,9 +221,8 @@ def test_a_cost_model_that_is_written_says_for_how_many_ranks(
 ) -> None:
     folder = made[1]
     assert load_costs(folder / "planned.json").fitted.ranks == 4
-    run = "--ranks 8 --token-budget 20000 --cost-model"
-    assert main(["simulate", "gsm8k", *run.split(), str(folder / "planned.json")]) == 0
-    assert "fitted to runs of 4 ranks, and 8 are simulated" in " ".join(capsys.readouterr().out.split())
+    said = tell(capsys, f"simulate gsm8k --ranks 8 --token-budget 20000 --cost-model {folder / 'planned.json'}")
+    assert "fitted to runs of 4 ranks, and 8 are simulated" in said
 
 
 def write_lengths(path: Path, tokens: list[int]) -> Path:
@@ -241,7 +240,7 @@ def test_the_search_sees_a_part_and_the_figures_are_of_all(
     tokens[777] = 9000
     write_lengths(tmp_path / "lengths.csv", tokens)
     figures = plan(Path("lengths.csv"), f"{SMALL} --gpu l40s --global-batch 32 --seed 1 --write-costs planned.json")
-    said = " ".join(capsys.readouterr().out.split())
+    said = hear(capsys)
     online, fixed, *_ = figures["ways"]
     assert fixed["name"] == "fixed batches of 1"
     assert (
@@ -262,7 +261,7 @@ def test_even_of_a_part_memory_is_that_of_all(
     tokens = [*np.random.default_rng(1).integers(50, 400, 1000).tolist(), *range(7000, 7010)]
     asked = f"{SMALL} --global-batch 32 --memory-tokens 2000 --recompute no"
     figures = plan(write_lengths(tmp_path / "lengths.csv", tokens), asked)
-    said = " ".join(capsys.readouterr().out.split())
+    said = hear(capsys)
     assert "the 1,010 sorted by length; the figures are those of 512" in said
     assert figures["ways"][0]["summary"]["samples_emitted"] == 512
     assert "10 samples are longer than the budget of" in said
@@ -283,16 +282,12 @@ def test_memory_that_is_known_holds_for_one_setting_of_recomputation(
     asked = "--model llama-3-8b --gpu h100 --gpus 8 --processes 1 --global-batch 32 --memory-tokens"
     for tokens, activations in ((6000, "kept"), (22_720, "computed again"), (2_000_000, "computed again")):
         assert plan(lengths, f"{asked} {tokens}")["recomputes"] is (activations != "kept")
-        said = " ".join(capsys.readouterr().out.split())
-        assert (
-            f"{tokens:,} padded tokens fit by --memory-tokens, taken to be measured with activations {activations}"
-            in said
-        )
+        said = hear(capsys)
+        assert f"{tokens:,} padded tokens fit by --memory-tokens" in said
+        assert f"taken to be measured with activations {activations}" in said
         assert ("check the unit" in said) is (tokens > 1_000_000)
     plan(lengths, f"{asked} 22720 --recompute no")
-    assert "22,720 is more than the 5,280 to 8,434 that fit with activations kept" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    assert "22,720 is more than the 5,280 to 8,434 that fit with activations kept" in hear(capsys)
 
 
 def test_options_for_texts_are_refused_and_lengths_are_cut(lengths: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,7 +316,7 @@ def test_less_than_an_update_is_said_and_no_budget_is_below_the_shortest_sample(
     five = write_lengths(tmp_path / "five.csv", [100, 200, 300, 400, 5000])
     asked = "--model llama-3-8b --gpu h100 --gpus 2 --processes 1 --tokens 100"
     assert plan(five, asked)["ways"][0]["token_budget"] >= 100
-    said = " ".join(capsys.readouterr().out.split())
+    said = hear(capsys)
     assert "(0.0833 samples)" in said
     assert "the run trains on 0.0833 samples, fewer than an update of 2" in said
     assert "3 samples are longer than the 256 tokens that surely fit" in said
@@ -331,7 +326,7 @@ def test_other_ways_with_larger_updates_are_said(tmp_path: Path, capsys: pytest.
     """An update of accumulated steps ends with a step."""
     over = write_lengths(tmp_path / "over.csv", [500] * 1999 + [20_000])
     ways = plan(over, f"{SMALL} --gpu l40s")["ways"]
-    said = " ".join(capsys.readouterr().out.split())
+    said = hear(capsys)
     sizes = [way["summary"]["samples_per_update"] for way in ways]
     assert (
         f"of {sizes[0]:,.0f} samples; the other methods are compared with updates of up to {max(sizes):,.0f}," in said

@@ -72,14 +72,12 @@ def test_nothing_is_read_before_it_is_drawn() -> None:
     loader = LoaderCost(workers=2, prefetch_factor=2, sample_s=1.0, per_token_s=0.0)
     tokens = np.ones(200, dtype=np.int64)
     readers = [OrderReader(loader, tokens) for _ in range(2)]
-    assert [
-        reader.read(first, count, 5.0) for reader, first, count in zip(readers, (0, 16), (16, 32), strict=True)
-    ] == [21, 21]
+    assert readers[0].read(16, 5.0, first=0) == readers[1].read(32, 5.0, first=16) == 21.0
     # The second worker of rank 0 is free, and begins when it is asked.
-    assert readers[0].read(48, 1, 30.0) == 31.0
-    assert readers[1].read(49, 3 * CHUNK_SAMPLES, 30.0) == 62.0
-    assert readers[1].read(97, 1, 80.0, 2.0) == 82.0, "twice as slow"
-    assert readers[0].read(98, 0, 90.0) == 90.0
+    assert readers[0].read(1, 30.0, first=48) == 31.0
+    assert readers[1].read(3 * CHUNK_SAMPLES, 30.0, first=49) == 62.0
+    assert readers[1].read(1, 80.0, 2.0, first=97) == 82.0, "twice as slow"
+    assert readers[0].read(0, 90.0, first=98) == 90.0
 
 
 def test_a_saved_epoch_of_shared_shards_is_not_simulated() -> None:

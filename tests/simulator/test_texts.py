@@ -20,7 +20,7 @@ from odb_sim.inputs.tokens import CountedRow, RowReading, load_tokenizer, measur
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from odb_ref.core.errors import UsageError
-from tests.helpers.commands import get_figures, refuse
+from tests.helpers.commands import get_figures, hear, refuse
 
 WORDS = ["<unk>", "<|im_start|>", "<|im_end|>", "user", "assistant", "system", *"abcdefgh", "think"]
 SECRET = "abcabcabc"
@@ -201,7 +201,7 @@ def test_empty_samples_are_counted_and_cautioned_of(tmp_path: Path, capsys: pyte
     data.write_text('{"input_ids": []}\n{"input_ids": [1, 2]}\n{"input_ids": []}\n')
     figures = get_figures(["lengths", str(data), "--processes", "1"])
     assert (figures["samples"], figures["tokens"], figures["empty"]) == (3, 4, 2)
-    assert "Caution: 2 of 3 samples have no token at all" in " ".join(capsys.readouterr().out.split())
+    assert "Caution: 2 of 3 samples have no token at all" in hear(capsys)
 
 
 def test_missing_data_is_told_before_the_tokenizer_is_looked_up(

@@ -23,7 +23,7 @@ from odb_sim.studies.comparison import compare
 from odb_sim.studies.runs import POLICIES, Driver, Run, run
 
 from odb_ref.trace.reading import read_trace
-from tests.helpers.commands import get_figures, refuse
+from tests.helpers.commands import get_answer, refuse, tell
 from tests.helpers.effort import few
 from tests.simulator.test_rounds import draw_run
 
@@ -186,17 +186,17 @@ def test_a_policy_whose_steps_hold_more_gets_smaller_batches(samples: int) -> No
 def test_the_command_says_that_the_baseline_has_smaller_batches(capsys: pytest.CaptureFixture[str]) -> None:
     """Even if other policies have smaller ones too, whose cautions come before."""
     command = "compare mm_mix_real --samples 1000 --ranks 64 --global-batch 128 --policy odb,hfg,peer,standard"
-    *_, standard = get_figures(command)
+    (*_, standard), said = get_answer(capsys, command)
     own, used = standard["batch_size"], standard["accumulated_batch_size"]
     assert used < own
-    said = capsys.readouterr().out
     assert f"(fixed batches of {own}, {used} at one global batch)" in said
     assert f"policy standard: fixed batches hold {used:,} samples, because" in said
 
 
 def test_the_command_says_what_an_update_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    odb, standard = get_figures("compare mm_mix_real --samples 1000 --policy odb,standard --global-batch 200")
-    said = capsys.readouterr().out
+    (odb, standard), said = get_answer(
+        capsys, "compare mm_mix_real --samples 1000 --policy odb,standard --global-batch 200"
+    )
     assert odb["speedup"] == odb["accumulated_samples_per_s"] / standard["accumulated_samples_per_s"]
     assert odb["own_speedup"] == odb["samples_per_s"] / standard["samples_per_s"]
     held = (
@@ -205,8 +205,7 @@ def test_the_command_says_what_an_update_holds(capsys: pytest.CaptureFixture[str
     assert f"one global batch of 200 samples: odb (200 samples, {held} an update)" in said
     assert f"{odb['speedup']:.2f} times" in said
     assert (odb["updates"], odb["samples_per_update"]) == (5, 200), "the protocol forms these updates itself"
-    assert main(["compare", "mm_mix_real", "--samples", "1000", "--policy", "odb"]) == 0
-    assert "1.00 times" not in capsys.readouterr().out, "of one policy there is no ratio"
+    assert "1.00 times" not in tell(capsys, "compare mm_mix_real --samples 1000 --policy odb"), "there is no ratio"
 
 
 @pytest.mark.slow
@@ -237,31 +236,24 @@ def test_every_command_keeps_the_global_batch(
 
 
 def test_smaller_batches_are_said_and_updates_that_hold_too_much(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["simulate", "gsm8k", "--samples", "600", "--ranks", "8", "--token-budget", "4096"]
-    assert main([*given, "--global-tokens", "4000"]) == 0
-    assert (
-        "not 4,096, because steps would otherwise hold more than the global batch of 4,000 tokens"
-        in capsys.readouterr().out
+    given = "simulate gsm8k --samples 600 --ranks 8 --token-budget 4096 --global-tokens"
+    assert "not 4,096, because steps would otherwise hold more than the global batch of 4,000 tokens" in tell(
+        capsys, given, "4000"
     )
-    assert main([*given, "--global-tokens", "100"]) == 0
-    assert (
-        "more than the 100 asked for, because it ends with a step, and a step of all ranks holds"
-        in capsys.readouterr().out
+    assert "more than the 100 asked for, because it ends with a step, and a step of all ranks holds" in tell(
+        capsys, given, "100"
     )
-    assert main([*given, "--global-tokens", "60000"]) == 0
-    assert "asked for" not in capsys.readouterr().out
+    assert "asked for" not in tell(capsys, given, "60000")
 
 
 def test_two_updates_of_three_steps_hold_too_much(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "equal.csv"
     path.write_text("total_tokens\n" + "10\n" * 300)
-    given = ["simulate", str(path), "--ranks", "1", "--token-budget", "1000", "--policy", "gmt", "--global-batch"]
-    assert main([*given, "101"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    given = f"simulate {path} --ranks 1 --token-budget 1000 --policy gmt --global-batch"
+    said = tell(capsys, given, "101")
     assert "holds 150 samples in the mean, more than the 101 asked for, because it ends with a step" in said
     assert "a step of all ranks holds 100" in said
-    assert main([*given, "100"]) == 0
-    assert "asked for" not in capsys.readouterr().out
+    assert "asked for" not in tell(capsys, given, "100")
 
 
 @pytest.mark.parametrize(

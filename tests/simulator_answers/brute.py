@@ -12,15 +12,14 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import product
 
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.lengths import Lengths, list_bundled_names, load_lengths
-from odb_sim.studies.cells import CellAnswer, Point, split_failed
+from odb_sim.studies.cells import CellAnswer, Point, Runner, split_failed
 from odb_sim.studies.comparison import choose_budget
-from odb_sim.studies.processes import Local, make_executor
+from odb_sim.studies.processes import make_executor
 from odb_sim.studies.search import Value
 from odb_sim.studies.sweep import Study, run_grid
 from odb_sim.studies.tune import Choice, Question, Tuning, describe_point, list_choices, tune
@@ -65,28 +64,27 @@ def ask(
 def try_all(
     question: Question,
     values: Mapping[str, Sequence[Value]] | None = None,
-    executor: Executor | None = None,
+    runner: Runner | None = None,
     *,
     choices: Iterable[Choice] = (),
 ) -> Verdict:
     """Compares the tuning of ``question`` with every combination of its settings' values, or of ``values``."""
-    executor = executor or Local()
-    tuning = tune(question, executor, choices=choices)
+    tuning = tune(question, runner, choices=choices)
     lists = {name: (values or {}).get(name, every) for name, every in question.build_dimensions().items()}
     points: list[Point] = [
         replace(question.build_point(), **dict(zip(lists, chosen, strict=True))) for chosen in product(*lists.values())
     ]
-    answers, _ = split_failed(run_grid(question.study, points, executor))
+    answers, _ = split_failed(run_grid(question.study, points, runner or Runner()))
     return Verdict(tuning, max(answers, key=lambda answer: answer.rate), len(points))
 
 
 def compare_beside(
-    question: Question, tuning: Tuning, choices: Iterable[Choice], executor: Executor | None = None
+    question: Question, tuning: Tuning, choices: Iterable[Choice], runner: Runner | None = None
 ) -> dict[str, float]:
     """Returns what is shown beside for each of ``choices``, divided by what a tuning of that choice finds."""
     shown = {item.choice: item.answer for item in tuning.beside}
     return {
-        options: shown[options].rate / tune(replace(question, study=study), executor or Local()).best.rate
+        options: shown[options].rate / tune(replace(question, study=study), runner).best.rate
         for options, _, study in choices
     }
 
@@ -102,12 +100,13 @@ def main() -> int:
     few = {} if options.full else {"depth_steps": (2, 8), "ramp_rounds": (0, 2, 4), "max_age_rounds": (1, 4, 16)}
     status = 0
     with make_executor(options.processes) as executor:
+        runner = Runner(executor)
         for name, ranks, is_update in product(options.traces, options.ranks, (False, True)):
             began = time.monotonic()
             update = UPDATE_SAMPLES_A_RANK * ranks if is_update else None
             question = ask(load_lengths(name), ranks, update_samples=update)
-            verdict = try_all(question, few, executor, choices=list_choices(question))
-            beside = compare_beside(question, verdict.tuning, list_choices(question), executor)
+            verdict = try_all(question, few, runner, choices=list_choices(question))
+            beside = compare_beside(question, verdict.tuning, list_choices(question), runner)
             worst = min(beside, key=beside.__getitem__)
             is_right = verdict.share >= ENOUGH and beside[worst] >= ENOUGH_BESIDE
             status |= int(not is_right)

@@ -39,7 +39,7 @@ from odb_sim.recorded.runs import RecordedRun, load_runs
 
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.errors import UsageError
-from tests.helpers.commands import get_figures, refuse
+from tests.helpers.commands import get_figures, hear, refuse, tell
 from tests.simulator_answers.helpers import record
 
 COSTS = Costs(
@@ -162,8 +162,7 @@ def test_a_wrong_cost_model_has_a_large_error(tmp_path: Path, capsys: pytest.Cap
     assert by_right.step_error < 0.06
     assert by_wrong.step_error > 0.5
     write_costs(tmp_path / "wrong.json", wrong, {})
-    assert main(["replay", recorded.paths[0], "--cost-model", str(tmp_path / "wrong.json")]) == 0
-    shown = capsys.readouterr().out
+    shown = tell(capsys, ["replay", recorded.paths[0], "--cost-model", str(tmp_path / "wrong.json")])
     assert f"{by_wrong.step_error:.1%}" in shown
     assert f"{by_wrong.total_error:+.1%}" in shown
 
@@ -278,8 +277,7 @@ def test_the_command_s_file_prices_a_simulation_as_the_run_was(
     shown = capsys.readouterr().out
     assert "warm-up left out: 0 steps" in shown
     assert "exchange: beta_s" in shown
-    assert main(["replay", trace, "--cost-model", str(out)]) == 0
-    assert "measured s" in capsys.readouterr().out
+    assert "measured s" in tell(capsys, f"replay {trace} --cost-model {out}")
     assert main(["calibrate", trace, "--workers", "-1"]) == 2
     assert main(["calibrate", trace, "--warm-up", "-1"]) == 2
 
@@ -301,10 +299,8 @@ def test_a_fit_that_predicts_nothing_is_cautioned_of(tmp_path: Path, capsys: pyt
     for number, costs in enumerate((COSTS, slower)):
         record_noisy(tmp_path / f"{number}.ndjson", number, costs, 0.02, samples=200)
     traces = [str(tmp_path / f"{number}.ndjson") for number in range(2)]
-    assert main(["calibrate", *traces]) == 0
-    assert "Caution: the step times of half the spans held back are off by" in capsys.readouterr().out
-    assert main(["calibrate", traces[0]]) == 0
-    assert "Caution" not in capsys.readouterr().out
+    assert "Caution: the step times of half the spans held back are off by" in tell(capsys, ["calibrate", *traces])
+    assert "Caution" not in tell(capsys, f"calibrate {traces[0]}")
 
 
 def test_the_pace_around_takes_out_a_drifting_machine_and_nothing_else() -> None:
@@ -336,12 +332,10 @@ def test_a_number_that_cannot_be_told_from_nothing_is_left_out() -> None:
 
 def test_what_a_model_was_fitted_to_goes_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, out = str(record_timed(tmp_path / "t.ndjson")), tmp_path / "costs.json"
-    assert main(["calibrate", trace, "--out", str(out)]) == 0
-    assert "Fitted to 3 ranks, batches of up to 2,0" in capsys.readouterr().out
+    assert "Fitted to 3 ranks, batches of up to 2,0" in tell(capsys, f"calibrate {trace} --out {out}")
     assert load_costs(out).fitted.ranks == 3
     simulate = ["simulate", "gsm8k", "--ranks", "64", "--samples", "640", "--token-budget", "2000"]
-    assert main([*simulate, "--cost-model", str(out)]) == 0
-    assert "fitted to runs of 3 ranks, and 64 are simulated" in capsys.readouterr().out
+    assert "fitted to runs of 3 ranks, and 64 are simulated" in tell(capsys, [*simulate, "--cost-model", str(out)])
 
 
 def record_updates(path: Path, costs: Costs, *, update_samples: int | None = 64, goal: int | None = None) -> Path:
@@ -370,9 +364,7 @@ def test_accumulated_steps_are_fitted_whether_or_not_ranks_meet_in_each(
     assert found.collective.each_step == each_step
     (entry,) = figures["replays"]
     assert abs(entry["timing"]["total_error"]) < 0.03
-    assert f"ranks {'meet after every step' if each_step else 'do not meet'}" in capsys.readouterr().out.replace(
-        "\n", " "
-    )
+    assert f"ranks {'meet after every step' if each_step else 'do not meet'}" in hear(capsys)
 
 
 def test_runs_that_accumulate_steps_are_not_fitted_with_runs_that_do_not(
@@ -391,10 +383,8 @@ def test_a_run_that_lends_no_step_is_named(tmp_path: Path, capsys: pytest.Captur
     other = replace(COSTS, gpu=replace(COSTS.gpu, fixed_s=0.12))
     traces = [str(record_timed(tmp_path / f"{number}.ndjson", one)) for number, one in enumerate((COSTS, other))]
     traces.append(str(record(tmp_path / "short.ndjson", samples=5, costs=COSTS)))
-    assert main(["calibrate", *traces]) == 0
-    assert f"step: no step of {traces[2]} was used" in capsys.readouterr().out
-    assert main(["calibrate", *traces[:2]]) == 0
-    assert "was used" not in capsys.readouterr().out
+    assert f"step: no step of {traces[2]} was used" in tell(capsys, ["calibrate", *traces])
+    assert "was used" not in tell(capsys, ["calibrate", *traces[:2]])
 
 
 def test_a_trace_that_is_given_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -421,10 +411,8 @@ def test_the_error_of_a_cost_model_is_no_less_than_that_of_its_own_runs(tmp_path
 def test_one_rank_has_no_collective_to_speak_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "steps.csv"
     path.write_text("tokens,seconds\n1000,0.1\n2000,0.2\n")
-    assert main(["calibrate", str(path)]) == 0
-    assert "collective" not in capsys.readouterr().out
-    assert main(["calibrate", str(path), "--ranks", "2"]) == 0
-    assert "gpu.fixed_s holds the collective" in capsys.readouterr().out.replace("\n", " ")
+    assert "collective" not in tell(capsys, f"calibrate {path}")
+    assert "gpu.fixed_s holds the collective" in tell(capsys, f"calibrate {path} --ranks 2")
 
 
 def test_steps_that_launching_makes_equally_long_give_a_floor(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from odb_sim.inputs.cost_files import encode_costs, load_costs, write_costs
 from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost, LoaderCost, NetworkCost, PricedTransport, Ranges
 
 from odb_ref.core.errors import UsageError
+from tests.helpers.commands import get_figures
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -92,7 +93,11 @@ def test_a_missing_file_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", ["7", "[[1, 2]]", "[[100, 0.1], [50, 0.2]]", '[[1, 2], ["3", 4]]', "[[1, 2], 3]", "null"]
+    "rows",
+    [
+        *("7", "[[1, 2]]", "[[100, 0.1], [50, 0.2]]", '[[1, 2], ["3", 4]]', "[[1, 2], 3]", "null", '["ab", "cd"]'),
+        *("[[5, 1], [5, 2]]", "[[0, 1], [5, 2]]", "[[5, -1], [6, 1]]", "[[5, 1], [6]]"),
+    ],
 )
 def test_a_step_table_that_makes_no_sense_is_refused(tmp_path: Path, rows: str) -> None:
     path = tmp_path / "costs.json"
@@ -101,7 +106,10 @@ def test_a_step_table_that_makes_no_sense_is_refused(tmp_path: Path, rows: str) 
         load_costs(path)
 
 
-def test_a_step_table_is_read(tmp_path: Path) -> None:
+def test_a_step_table_is_read_and_used(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    path.write_text('{"format": "odb-costs", "version": 2, "step_table": {"rows": [[100, 0.1], [200, 0.3]]}}')
-    assert load_costs(path).step_table.compute_step_s(150) == pytest.approx(0.2)
+    path.write_text('{"format": "odb-costs", "version": 2, "step_table": {"rows": [[1, 5.0], [100000, 5.0]]}}')
+    assert load_costs(path).step_table.compute_step_s(150) == pytest.approx(5.0)
+    run = f"simulate gsm8k --ranks 2 --token-budget 2048 --samples 50 --cost-model {path}"
+    figures = get_figures(run)
+    assert figures["sim_time_s"] == pytest.approx(5.02 * figures["steps"], rel=0.01)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from odb_sim.recorded.measured import calibrate_table
 from odb_sim.studies.bands import list_uncertain
 
 from odb_ref.core.errors import UsageError
-from tests.helpers.commands import refuse
+from tests.helpers.commands import get_answer, refuse, tell
 
 FIXED_S, TOKEN_S, PAIR_S = 0.05, 1.2e-4, 4e-9
 
@@ -36,14 +35,13 @@ GRID = [(rows, longest) for rows in (1, 2, 4, 8) for longest in (256, 1024, 4096
 def test_two_sizes_are_enough_and_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "two.csv", tmp_path / "costs.json"
     path.write_text("tokens,seconds\n4096,0.52\n16384,1.81\n")
-    assert main(["calibrate", str(path), "--out", str(out), "--json", str(tmp_path / "fit.json")]) == 0
+    figures, said = get_answer(capsys, f"calibrate {path} --out {out}")
     gpu = load_costs(out).gpu
     assert (gpu.fixed_s, gpu.per_token_s) == (pytest.approx(0.09, rel=1e-3), pytest.approx(1.05e-4, rel=1e-3))
-    said = " ".join(capsys.readouterr().out.split())
     assert "two sizes make a line, and leave nothing to judge it by" in said
     assert "10% is assumed" in said
     assert "Attention's part, which grows with the square of a row's length, is left out" in said
-    assert json.loads((tmp_path / "fit.json").read_text())["fit"]["components"][0]["spans_held"] == 0
+    assert figures["fit"]["components"][0]["spans_held"] == 0
     assert [item.name for item in list_uncertain(load_costs(out))][-1] == "what the cost model leaves out"
 
 
@@ -52,8 +50,8 @@ def test_sizes_that_were_measured_twice_and_differ_are_cautioned_of(
 ) -> None:
     path, out = tmp_path / "two.csv", tmp_path / "costs.json"
     path.write_text("tokens,seconds\n4096,0.52\n4096,0.99\n16384,1.81\n16384,3.5\n")
-    assert main(["calibrate", str(path), "--out", str(out), "--json", str(tmp_path / "fit.json")]) == 0
-    assert "Caution: steps of one size differ so much that it is 60% off" in " ".join(capsys.readouterr().out.split())
+    said = tell(capsys, f"calibrate {path} --out {out}")
+    assert "Caution: steps of one size differ so much that it is 60% off" in said
     assert load_costs(out).ranges.rows[-1][2] - 1 == pytest.approx(0.6, abs=0.01)
 
 
@@ -63,14 +61,12 @@ def test_the_longest_row_timed_is_kept_and_longer_samples_are_cautioned_of(
     """Two sizes would make rows of 16,000 a third too cheap. Four of them, the recipe of the page, show attention."""
     lengths, out = tmp_path / "lengths.csv", tmp_path / "costs.json"
     lengths.write_text("total_tokens\n" + "16000\n" * 16)
-    simulate = ["simulate", str(lengths), "--ranks", "8", "--token-budget", "16384", "--cost-model", str(out)]
+    simulate = f"simulate {lengths} --ranks 8 --token-budget 16384 --cost-model {out}"
     for sizes, longest in (([(4, 1024), (8, 2048)], 2048), ([(4, 1024), (8, 2048), (4, 4096), (1, 16000)], 16000)):
         steps = write(tmp_path / "steps.csv", sizes)
-        assert main(["calibrate", str(steps), "--ranks", "8", "--out", str(out)]) == 0
-        assert f"rows of up to {longest:,};" in " ".join(capsys.readouterr().out.split())
+        assert f"rows of up to {longest:,};" in tell(capsys, f"calibrate {steps} --ranks 8 --out {out}")
         assert load_costs(out).fitted.longest == longest
-        assert main(simulate) == 0
-        said = " ".join(capsys.readouterr().out.split())
+        said = tell(capsys, simulate)
         assert ("rows of at most 2,048 tokens, and the longest sample here has 16,000" in said) == (longest == 2048)
     assert load_costs(out).gpu.per_token2_s == pytest.approx(PAIR_S, rel=1e-3)
 

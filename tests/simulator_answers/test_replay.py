@@ -142,6 +142,9 @@ def test_the_first_difference_names_round_step_and_rank(tmp_path: Path) -> None:
 def test_a_missing_step_and_a_wrong_count_are_differences(tmp_path: Path) -> None:
     short = tamper(record(tmp_path / "a.ndjson"), lambda lines: find_steps(lines, 2, 1).pop())
     assert replay_file(short).difference.startswith("round 1, rank 2: ")
+    page = tmp_path / "page.html"
+    assert main(["replay", str(short), "--html", str(page)]) == 1
+    assert "round 1, rank 2: " in page.read_text()
     wrong = tamper(record(tmp_path / "b.ndjson"), lambda lines: find_steps(lines, 0, 0)[0].update(counts=[1, 1, 1]))
     assert "rank 0: counts (1, 1, 1) recorded" in replay_file(wrong).difference
 

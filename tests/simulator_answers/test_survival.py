@@ -24,14 +24,14 @@ from odb_sim.studies.cells import (
     CellFailure,
     ClusterGone,
     Point,
+    Runner,
     Store,
     WatchedExecutor,
     compute_key,
     compute_program_digest,
-    run_cells,
 )
 from odb_sim.studies.clusters import open_executor
-from odb_sim.studies.processes import Local, Processes, WorkerDied
+from odb_sim.studies.processes import Processes, WorkerDied
 from odb_sim.studies.sweep import Study, build_points, run_grid, simulate_point
 
 from odb_ref.core.errors import UsageError
@@ -63,7 +63,7 @@ def make_cells(folder: Path, times: dict[int, int]) -> list[Cell]:
 
 
 def check_survivors(found: list[CellAnswer | CellFailure], killed: int) -> None:
-    whole = run_grid(STUDY, POINTS, Local())
+    whole = run_grid(STUDY, POINTS, Runner())
     for point, answer, expected in zip(POINTS, found, whole, strict=True):
         if point.window_samples == killed:
             assert isinstance(answer, CellFailure)
@@ -77,7 +77,7 @@ def check_survivors(found: list[CellAnswer | CellFailure], killed: int) -> None:
 def test_a_killed_worker_costs_a_try_of_its_cell_and_twice_the_cell(tmp_path: Path) -> None:
     heard: list[int] = []
     with Processes(2) as executor:
-        found = run_cells(make_cells(tmp_path, {16: 1, 32: 9}), executor, on_done=heard.append)
+        found = Runner(executor, on_done=heard.append).run(make_cells(tmp_path, {16: 1, 32: 9}))
     check_survivors(found, 32)
     assert "signal 9" in str(found[2])
     assert [len((tmp_path / f"{window}.tries").read_text()) for window in (8, 16, 32, 64)] == [1, 2, 2, 1]
@@ -103,14 +103,14 @@ class Blaming(Executor):
 
 
 def test_a_cell_that_kills_its_workers_takes_no_other_with_it(tmp_path: Path) -> None:
-    check_survivors(run_cells(make_cells(tmp_path, {}), Blaming()), 32)
+    check_survivors(Runner(Blaming()).run(make_cells(tmp_path, {})), 32)
 
 
 @pytest.mark.deep
 def test_a_cluster_survives_likewise(address: str, tmp_path: Path) -> None:
     """A cluster itself retries a few times. In the end the cell fails and the others do not."""
     with open_executor(address, 1) as executor:
-        found = run_cells(make_cells(tmp_path, {16: 1, 32: 99}), executor)
+        found = Runner(executor).run(make_cells(tmp_path, {16: 1, 32: 99}))
     check_survivors(found, 32)
 
 
@@ -135,10 +135,10 @@ def test_a_cluster_that_is_gone_ends_the_study_and_what_is_done_is_kept(
 ) -> None:
     monkeypatch.setattr("odb_sim.studies.cells._LOOK_EVERY_S", 0.01)
     with Store(tmp_path) as store, pytest.raises(UsageError, match="gone; 1 of 4 simulations are kept, and the same"):
-        run_grid(STUDY, POINTS, Vanishing(), store=store)
+        run_grid(STUDY, POINTS, Runner(Vanishing(), store))
     assert len((tmp_path / FILE).read_text().splitlines()) == 1
     with pytest.raises(UsageError, match="1 of 4 simulations are lost"):
-        run_grid(STUDY, POINTS, Vanishing())
+        run_grid(STUDY, POINTS, Runner(Vanishing()))
 
 
 @pytest.mark.deep
@@ -155,7 +155,7 @@ def test_a_dask_cluster_without_anybody_is_said(is_killed: bool, monkeypatch: py
                 if is_killed:
                     monkeypatch.setattr("odb_sim.studies.clusters._WORKERLESS_S", 99.0)
                     Timer(0.5, cluster.close).start()
-                run_grid(STUDY, POINTS, executor)
+                run_grid(STUDY, POINTS, Runner(executor))
 
 
 @pytest.mark.deep

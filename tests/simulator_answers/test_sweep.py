@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from odb_sim.cli.main import main
+from odb_sim.studies.cells import Runner
 from odb_sim.studies.clusters import open_executor
 from odb_sim.studies.processes import Local
 from odb_sim.studies.runs import run
@@ -39,7 +40,7 @@ def test_any_executor_gives_the_same_answers_in_the_order_of_the_grid() -> None:
     def figures(executor: Executor) -> list[dict[str, object]]:
         heard: list[int] = []
         with executor:
-            answers = run_grid(STUDY, POINTS, executor, heard.append)
+            answers = run_grid(STUDY, POINTS, Runner(executor, on_done=heard.append))
         assert [answer.point for answer in answers] == list(POINTS)
         assert sorted(heard) == [1, 2, 3, 4, 5, 6]
         return [dict(answer.to_json()) for answer in answers]
@@ -53,10 +54,12 @@ def test_any_executor_gives_the_same_answers_in_the_order_of_the_grid() -> None:
 def test_a_cluster_gives_the_same_answers(address: str) -> None:
     heard: list[int] = []
     with open_executor(address, 1) as executor:
-        answers = run_grid(STUDY, POINTS, executor, heard.append)
+        answers = run_grid(STUDY, POINTS, Runner(executor, on_done=heard.append))
         with pytest.raises(InvariantError, match="FREE"):
             executor.submit(raise_invariant).result()
-    assert [answer.to_json() for answer in answers] == [answer.to_json() for answer in run_grid(STUDY, POINTS, Local())]
+    assert [answer.to_json() for answer in answers] == [
+        answer.to_json() for answer in run_grid(STUDY, POINTS, Runner())
+    ]
     assert sorted(heard) == [1, 2, 3, 4, 5, 6]
 
 
@@ -96,7 +99,7 @@ def test_without_the_library_the_message_says_what_to_install(
 
 
 def test_an_answer_is_that_of_the_run(tmp_path: Path) -> None:
-    answer = run_grid(STUDY, POINTS, Local())[1]
+    answer = run_grid(STUDY, POINTS, Runner())[1]
     result = run(STUDY.build_run(POINTS[1]))
     assert answer.summary.critical_tokens == result.summary.critical_tokens
     assert answer.first_step_s == pytest.approx(result.rows[0].data_wait_s / 2)
@@ -126,23 +129,21 @@ def test_the_command_writes_the_same_bytes_twice(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--ranks", "two"],
-        ["--ranks", "2,2"],
-        ["--ranks", "2,"],
-        ["--window", "0"],
-        ["--depth", "0"],
-        ["--policy", "mine"],
-        ["--processes", "0"],
-        ["--executor", "ray://"],
-        ["--executor", "dask://"],
-        ["--executor", "somewhere"],
-        ["--samples", "0"],
-        ["--cost-model", "none.json"],
-        ["--json", "none/x.json"],
-    ],
+    ("option", "values"),
+    {
+        "--ranks": ["two", "2,2", "2,"],
+        "--window": ["0"],
+        "--depth": ["0"],
+        "--policy": ["mine"],
+        "--processes": ["0"],
+        "--executor": ["ray://", "dask://", "somewhere"],
+        "--samples": ["0"],
+        "--cost-model": ["none.json"],
+        "--json": ["none/x.json"],
+    }.items(),
 )
-def test_bad_input_is_one_line_and_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["sweep", "gsm8k", "--ranks", "2", "--token-budget", "1024", *arguments]
-    assert refuse(capsys, command).startswith("odb-ref sweep: ")
+def test_bad_input_is_one_line_and_status_2(option: str, values: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for value in values:
+        said = refuse(capsys, ["sweep", "gsm8k", "--ranks", "2", "--token-budget", "1024", option, value])
+        assert said.startswith("odb-ref sweep: ")
+        assert option != "--processes" or "--processes must be at least 1, got 0" in said

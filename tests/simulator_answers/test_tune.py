@@ -12,8 +12,7 @@ from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.costs import Costs, GpuCost
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import Sharding
-from odb_sim.studies.cells import CellAnswer
-from odb_sim.studies.processes import Local
+from odb_sim.studies.cells import CellAnswer, Runner
 from odb_sim.studies.search import SettingSearch, compute_host_tokens
 from odb_sim.studies.sweep import Study, run_grid
 from odb_sim.studies.tune import (
@@ -42,7 +41,7 @@ def ask(tolerance: float = 0.02, memory_tokens: int = 4096, window_max: int = 25
     question = Question(
         study=Study(lengths=LENGTHS), ranks=4, memory_tokens=memory_tokens, window_max=window_max, tolerance=tolerance
     )
-    return tune(question, Local())
+    return tune(question)
 
 
 def test_the_recommendation_is_within_the_tolerance_and_cheapest_of_all_that_are() -> None:
@@ -97,7 +96,7 @@ def test_what_is_given_is_held() -> None:
     question = Question(
         study=Study(lengths=LENGTHS, terms=terms), ranks=4, memory_tokens=4096, window_max=16, held=frozenset(held)
     )
-    tuning = tune(question, Local())
+    tuning = tune(question)
     assert {(one.point.ramp_rounds, one.point.max_age_rounds, one.point.cost) for one in tuning.tried} == {
         (2, 2, "tokens")
     }
@@ -168,17 +167,17 @@ def test_samples_that_fit_no_memory_are_counted() -> None:
 def test_the_rate_is_that_of_the_epoch_asked_about() -> None:
     tuning = ask()
     question = Question(study=Study(lengths=LENGTHS), ranks=4, memory_tokens=4096)
-    (answer,) = run_grid(question.study, [tuning.recommended.point], Local())
+    (answer,) = run_grid(question.study, [tuning.recommended.point], Runner())
     assert answer.summary.samples_total == 600
     assert answer.summary.tokens_per_s == tuning.recommended.rate
-    wide = tune(replace(question, study=replace(question.study, samples=80)), Local())
+    wide = tune(replace(question, study=replace(question.study, samples=80)))
     assert "no window above the 20 samples of a rank was tried" in wide.cautions[0]
 
 
 def test_a_very_long_epoch_is_judged_by_a_shorter_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("odb_sim.studies.tune.LARGEST_JUDGED", 400)
     question = Question(study=Study(lengths=LENGTHS, samples=4_000), ranks=4, memory_tokens=4096, window_max=16)
-    tuning = tune(question, Local())
+    tuning = tune(question)
     assert {answer.summary.samples_total for answer in tuning.tried} == {400}
     assert "400 samples was judged instead of 4,000" in tuning.cautions[0]
 
@@ -190,7 +189,7 @@ def test_what_needs_a_choice_is_shown_beside_at_what_is_best_for_it() -> None:
         "--layout packed", "--shards shared", "--layout packed --shards shared", "--order fullest", "--order sampler",
         "--sizes threes", "--sizes powers",
     }  # fmt: skip
-    tuning = tune(question, Local(), choices=[choices["--layout packed"], choices["--sizes threes"]])
+    tuning = tune(question, choices=[choices["--layout packed"], choices["--sizes threes"]])
     found = {item.choice: item for item in tuning.beside}
     assert set(found) == {"--layout packed", "--sizes threes"}
     packed = found["--layout packed"]
@@ -233,7 +232,7 @@ def test_no_setting_beats_the_recommendation_by_more_than_the_tolerance(
 def test_updates_of_a_global_batch_are_tuned_by_what_has_a_say() -> None:
     terms = Terms(update_samples=64)
     study = Study(lengths=LENGTHS, terms=terms, global_batch=GlobalBatch(samples=64))
-    tuning = tune(Question(study=study, ranks=4, memory_tokens=4096), Local())
+    tuning = tune(Question(study=study, ranks=4, memory_tokens=4096))
     assert set(tuning.curves) == {"depth_steps", "cost", "budget_tokens", "padding_share"}
     assert {answer.summary.samples_per_update for answer in tuning.tried} == {600 / 10}
     assert tuning.options.startswith("--token-budget ")
@@ -247,10 +246,10 @@ def test_padding_that_costs_more_than_steps_is_avoided_further() -> None:
     """If a step costs almost nothing, less padding is always better: the last share tried, which is reported."""
     costs = Costs(gpu=GpuCost(fixed_s=1e-5, per_token_s=1e-4, per_token2_s=0))
     study = Study(lengths=LENGTHS, terms=Terms(update_samples=200), global_batch=GlobalBatch(samples=200), costs=costs)
-    tuning = tune(Question(study=study, ranks=2, memory_tokens=16_384, tolerance=0.0), Local())
+    tuning = tune(Question(study=study, ranks=2, memory_tokens=16_384, tolerance=0.0))
     assert tuning.recommended.point.padding_share == 128
     assert any("no padding share above 128 was tried" in text for text in tuning.cautions)
-    (usual,) = run_grid(study, [replace(tuning.recommended.point, padding_share=16)], Local())
+    (usual,) = run_grid(study, [replace(tuning.recommended.point, padding_share=16)], Runner())
     assert tuning.recommended.rate > 1.01 * usual.rate
 
 
@@ -258,11 +257,11 @@ def test_shared_shards_are_tuned_as_such() -> None:
     """They are faster than own shards at the recommended setting, because no rank waits for another's samples."""
     study = Study(lengths=LENGTHS, sharding=Sharding.SHARED, terms=Terms(layout=Layout.PACKED))
     question = Question(study=study, ranks=4, memory_tokens=4096, window_max=64, tolerance=0.02)
-    tuning = tune(question, Local())
+    tuning = tune(question)
     assert {answer.summary.shards for answer in tuning.tried} == {"shared"}
     point = tuning.recommended.point
     fixed = replace(question, study=replace(study, sharding=Sharding.EVEN))
-    (even,) = run_grid(fixed.study, [point], Local())
+    (even,) = run_grid(fixed.study, [point], Runner())
     assert tuning.recommended.rate > even.rate
 
 

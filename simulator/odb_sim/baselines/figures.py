@@ -16,7 +16,7 @@ from odb_ref.core.types import Mode
 from odb_sim.baselines.plans import RankBatches
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.loading import Workers
-from odb_sim.engine.metrics import RunRecord, StepRow, sum_moves
+from odb_sim.engine.metrics import RunRecord, StepRow, count_steps, sum_moves
 from odb_sim.engine.stage import Epoch
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.updates import Accumulation, compute_mean
@@ -128,27 +128,32 @@ def simulate_plan(
         fill.add(0, *shown, workload.tokens[np.concatenate(orders)])
         fill.end(0, done_s, ends_update)
     queued = _count_queued(loaded_s, taken_s, costs.loader.workers * costs.loader.prefetch_factor)
-    rows = [
-        _build_row(
-            batches,
-            step,
-            epoch.budget_tokens,
-            span_s=(compute_mean(begun_s[:, step]), compute_mean(ended_s[:, step])),
-            queued_steps=int(queued[step]),
-            data_wait_s=float((taken_s[:, step] - begun_s[:, step]).sum()),
-            compute_s=float(compute_s[:, step].sum()),
-            collective_s=ranks * sync_s * float(ends_update[step]),
+    sums = count_steps(batches.samples, batches.real, batches.padded, epoch.budget_tokens)
+    rows = []
+    for step in range(steps):
+        start_s, end_s = compute_mean(begun_s[:, step]), compute_mean(ended_s[:, step])
+        data_wait_s = float((taken_s[:, step] - begun_s[:, step]).sum())
+        computed_s, collective_s = float(compute_s[:, step].sum()), ranks * sync_s * float(ends_update[step])
+        rows.append(
+            StepRow(
+                step=step,
+                round=0,
+                start_s=start_s,
+                end_s=end_s,
+                **sums.select(step),
+                queued_steps=int(queued[step]),
+                data_wait_s=data_wait_s,
+                compute_s=computed_s,
+                sync_wait_s=max(0.0, ranks * (end_s - start_s) - data_wait_s - computed_s - collective_s),
+                collective_s=collective_s,
+            )
         )
-        for step in range(steps)
-    ]
     return RunRecord(
         rows=rows,
         rank_tokens=batches.real[:, :steps].sum(axis=1),
         samples_unique=_count_unique(workload, plans, steps),
         moved_places=sum(_sum_moves(workload, plan, steps) for plan in plans),
-        rounds=0,
         updates=int(ends_update.sum()),
-        exchange_s=0.0,
     )
 
 
@@ -170,39 +175,6 @@ def _count_queued(loaded_s: Seconds, taken_s: Seconds, most: int) -> Integers:
     # A batch that takes no time to load is there as soon as it has room, so the count may be one too many.
     sums: Integers = np.clip(queued, 1, min(most, queued.shape[1] + 1)).sum(axis=0)
     return sums
-
-
-def _build_row(
-    batches: _Batches,
-    step: int,
-    budget_tokens: int,
-    *,
-    span_s: tuple[float, float],
-    queued_steps: int,
-    data_wait_s: float,
-    compute_s: float,
-    collective_s: float,
-) -> StepRow:
-    samples, padded = batches.samples[:, step], batches.padded[:, step]
-    is_over = padded > budget_tokens
-    return StepRow(
-        step=step,
-        round=0,
-        start_s=span_s[0],
-        end_s=span_s[1],
-        samples=int(samples.sum()),
-        real_tokens=int(batches.real[:, step].sum()),
-        padded_tokens=int(padded.sum()),
-        critical_tokens=int(padded.max()),
-        idle_ranks=int((samples == 0).sum()),
-        oversize_groups=int((is_over & (samples == 1)).sum()),
-        over_budget_groups=int((is_over & (samples > 1)).sum()),
-        queued_steps=queued_steps,
-        data_wait_s=data_wait_s,
-        compute_s=compute_s,
-        sync_wait_s=max(0.0, len(samples) * (span_s[1] - span_s[0]) - data_wait_s - compute_s - collective_s),
-        collective_s=collective_s,
-    )
 
 
 def _add_spans(

@@ -27,7 +27,7 @@ from typing import Final
 
 import numpy as np
 
-from odb_sim.baselines.plans import RankBatches
+from odb_sim.baselines.plans import RankBatches, join_batches
 from odb_sim.inputs.workload import Workload
 
 _RAMP_SHARE: Final = 0.05
@@ -62,7 +62,7 @@ def plan_peer(workload: Workload, budget_tokens: int, window_samples: int, seed:
                 continue
             steps, left_over[rank] = align(groups[rank], target)
             emitted[rank] += [steps[place] for place in order]
-    return [_build_plan(batches) for batches in emitted]
+    return list(map(join_batches, emitted))
 
 
 def form_groups(pool: Sequence[int], lengths: Sequence[int], budget_tokens: int) -> list[Batch]:
@@ -91,9 +91,3 @@ def align(groups: list[Batch], target: int) -> tuple[list[Batch], Batch]:
     kept = set(sorted(range(len(groups)), key=lambda index: len(groups[index]))[len(groups) - target :])
     left_over = [sample for index, group in enumerate(groups) if index not in kept for sample in group]
     return [group for index, group in enumerate(groups) if index in kept], left_over
-
-
-def _build_plan(batches: list[Batch]) -> RankBatches:
-    sizes = [len(batch) for batch in batches]
-    order = np.array([sample for batch in batches for sample in batch], dtype=np.int64)
-    return RankBatches(order, np.cumsum([0, *sizes[:-1]], dtype=np.int64)[: len(batches)])

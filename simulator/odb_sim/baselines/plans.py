@@ -24,7 +24,7 @@ batch in the last step idles.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -75,7 +75,7 @@ def plan_hfg(workload: Workload, budget_tokens: int, seed: int) -> list[RankBatc
     leaders = order[::mega_samples]
     longest = int(workload.tokens[leaders].argmax()) * mega_samples
     order[[0, longest]] = order[[longest, 0]]
-    return _deal(workload, order, np.arange(0, len(order), size))
+    return _deal(workload, np.split(order, range(size, len(order), size)))
 
 
 def plan_balanced(workload: Workload, budget_tokens: int, _seed: int) -> list[RankBatches]:
@@ -90,7 +90,7 @@ def plan_balanced(workload: Workload, budget_tokens: int, _seed: int) -> list[Ra
         # Dealt in turn, so that the long samples do not all go to the last rank.
         for place, batch in enumerate(np.split(samples, starts[1:])):
             orders[(place + step) % ranks].append(batch)
-    return [_join(batches) for batches in orders]
+    return list(map(join_batches, orders))
 
 
 def _cut_for_ranks(tokens: list[int], ranks: int) -> list[int]:
@@ -128,8 +128,8 @@ def cut_sorted(tokens: list[int], budget_tokens: int) -> list[int]:
 def plan_gmt(workload: Workload, budget_tokens: int, seed: int) -> list[RankBatches]:
     """Returns the fewest batches any sampler could make of the whole data set."""
     order = np.argsort(workload.tokens, kind="stable")
-    starts = np.array(cut_sorted(workload.tokens[order].tolist(), budget_tokens))
-    return _deal(workload, *_shuffle(order, starts, seed))
+    starts = cut_sorted(workload.tokens[order].tolist(), budget_tokens)
+    return _deal(workload, _shuffle(np.split(order, starts[1:]), seed))
 
 
 def plan_bmt(workload: Workload, budget_tokens: int, seed: int) -> list[RankBatches]:
@@ -146,7 +146,7 @@ def plan_bmt(workload: Workload, budget_tokens: int, seed: int) -> list[RankBatc
         if bucket != previous or (index - start + 1) * longest > budget_tokens:
             starts.append(index)
             start, longest, previous = index, length, bucket
-    return _deal(workload, *_shuffle(order, np.array(starts), seed))
+    return _deal(workload, _shuffle(np.split(order, starts[1:]), seed))
 
 
 def plan_packing(workload: Workload, budget_tokens: int, seed: int) -> list[RankBatches]:
@@ -155,8 +155,7 @@ def plan_packing(workload: Workload, budget_tokens: int, seed: int) -> list[Rank
     for start in range(0, workload.samples_total, _PACKED_AT_ONCE):
         chunk = workload.tokens[start : start + _PACKED_AT_ONCE].tolist()
         batches += [np.array(pack) + start for pack in pack_best_fit(chunk, budget_tokens)]
-    plan = _join(batches)
-    return _deal(workload, *_shuffle(plan.order, plan.starts, seed), is_packed=True)
+    return _deal(workload, _shuffle(batches, seed), is_packed=True)
 
 
 def pack_best_fit(tokens: list[int], budget_tokens: int) -> list[list[int]]:
@@ -176,31 +175,22 @@ def pack_best_fit(tokens: list[int], budget_tokens: int) -> list[list[int]]:
     return packs
 
 
-def _shuffle(order: Integers, starts: Integers, seed: int) -> tuple[Integers, Integers]:
+def _shuffle(batches: list[Integers], seed: int) -> list[Integers]:
     """Returns the same batches in a random order."""
-    batches = np.split(order, starts[1:])
-    plan = _join([batches[i] for i in np.random.default_rng(seed).permutation(len(batches)).tolist()])
-    return plan.order, plan.starts
+    return [batches[i] for i in np.random.default_rng(seed).permutation(len(batches)).tolist()]
 
 
-def _join(batches: list[Integers]) -> RankBatches:
-    sizes = [len(batch) for batch in batches]
-    return RankBatches(np.concatenate(batches), np.cumsum([0, *sizes[:-1]]))
+def join_batches(batches: Sequence[Integers | list[int]], *, is_packed: bool = False) -> RankBatches:
+    """Returns the batches of a rank, given the samples of each."""
+    order = np.concatenate([np.zeros(0, dtype=np.int64), *batches])
+    ends = np.cumsum([len(batch) for batch in batches], dtype=np.int64)
+    return RankBatches(order, np.insert(ends, 0, 0)[: len(batches)], is_packed)
 
 
-def _deal(workload: Workload, order: Integers, starts: Integers, *, is_packed: bool = False) -> list[RankBatches]:
+def _deal(workload: Workload, batches: list[Integers], *, is_packed: bool = False) -> list[RankBatches]:
     """Deals batch i to rank i mod W."""
-    return [
-        RankBatches(plan.order, plan.starts, is_packed)
-        for plan in _deal_batches(np.split(order, starts[1:]), workload.ranks)
-    ]
-
-
-def _deal_batches(batches: list[Integers], ranks: int) -> Iterator[RankBatches]:
-    nothing = np.array([], dtype=np.int64)
-    for rank in range(ranks):
-        own = batches[rank::ranks]
-        yield _join(own) if own else RankBatches(nothing, nothing)
+    ranks = workload.ranks
+    return [join_batches(batches[rank::ranks], is_packed=is_packed) for rank in range(ranks)]
 
 
 Planner = Callable[[Workload, int, int], list[RankBatches]]

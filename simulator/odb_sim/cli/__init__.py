@@ -1,1 +1,1 @@
-"""The subcommands. Each module has ``add_parser(subparsers)``, which sets ``run``: options -> exit status."""
+"""The subcommands. Each module has ``HELP``, ``DESCRIPTION``, ``add_options`` and ``run_command``: options -> exit status."""

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.errors import UsageError
@@ -16,21 +16,17 @@ from odb_ref.trace.check import Follower, JobVerdict, Status, Verdict, Violation
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.inputs.rules import load_policy_rule
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
 _PAUSE_S: Final = 0.2
 """The pause between looks at growing traces."""
+HELP: Final = "check traces against the properties"
+DESCRIPTION: Final = (
+    "Checks traces of the simulator, of training jobs or of tests against the protocol's properties. "
+    "Exit status: 0 every property holds or does not apply, 1 one is violated, 2 a file cannot be read."
+)
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "check",
-        help="check traces against the properties",
-        description="Checks traces of the simulator, of training jobs or of tests against the protocol's properties. "
-        "Exit status: 0 every property holds or does not apply, 1 one is violated, 2 a file cannot be read.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument(
         "traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together, or their folder"
     )
@@ -56,10 +52,9 @@ def add_parser(subparsers: Subparsers) -> None:
         help="with --replay: module:name or path.py:name of a target rule of your own (repeatable)",
     )
     parser.add_argument("--json", metavar="FILE", help="write the verdict")
-    parser.set_defaults(run=run)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Prints the verdict; violations come first, one to a line.
 
     Raises: UsageError when a file is not a trace, or there is no such rule.

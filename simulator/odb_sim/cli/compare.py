@@ -22,7 +22,7 @@ from odb_sim.cli.options import (
     complain,
     drop_defaults,
     load_lengths_option,
-    open_study,
+    open_runner,
 )
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.metrics import UPDATE_COLUMNS, Summary, describe_update, list_update_values
@@ -42,22 +42,6 @@ from odb_sim.studies.comparison import (
 from odb_sim.studies.runs import POLICIES, Run, describe_shards
 
 _RANKS: Final = 8
-_HEADER: Final = [
-    "policy",
-    "speed-up",
-    "90 % band",
-    *UPDATE_COLUMNS,
-    "at own batch",
-    *(f"own {name}" for name in UPDATE_COLUMNS[:2]),
-    "steps",
-    "efficiency",
-    "excess",
-    "padding",
-    "idle",
-    "data wait",
-    "rank wait",
-    "sim s",
-]
 
 
 def _show_band(compared: Compared, summary: Summary) -> str:
@@ -65,33 +49,50 @@ def _show_band(compared: Compared, summary: Summary) -> str:
     return "-" if band is None else band.describe(compared.compute_speedup(summary))
 
 
-_BLOCKS: Final[dict[str, Callable[[Compared, Summary], str]]] = {
-    "Speed-up: samples per second over {reference}, both at one global batch": lambda compared, one: (
-        f"{compared.compute_speedup(one):.2f}"
-    ),
+Cell = Callable[[Compared, Summary], str]
+_CELLS: Final[dict[str, Cell]] = {
+    "policy": lambda _, one: one.policy,
+    "speed-up": lambda compared, one: f"{compared.compute_speedup(one):.2f}",
+    "90 % band": _show_band,
+    UPDATE_COLUMNS[0]: lambda compared, one: list_update_values(compared.find_accumulated(one))[0],
+    UPDATE_COLUMNS[1]: lambda compared, one: list_update_values(compared.find_accumulated(one))[1],
+    UPDATE_COLUMNS[2]: lambda compared, one: list_update_values(compared.find_accumulated(one))[2],
+    "at own batch": lambda compared, one: f"{compared.compute_own_speedup(one):.2f}",
+    f"own {UPDATE_COLUMNS[0]}": lambda _, one: list_update_values(one)[0],
+    f"own {UPDATE_COLUMNS[1]}": lambda _, one: list_update_values(one)[1],
+    "steps": lambda _, one: f"{one.steps:,}",
+    "efficiency": lambda _, one: f"{one.efficiency:.3f}",
+    "excess": lambda _, one: f"{one.excess:.3f}",
+    "padding": lambda _, one: f"{one.padding_ratio:.3f}",
+    "idle": lambda _, one: f"{one.idle_steps:,}",
+    "data wait": lambda _, one: f"{one.data_wait_share:.3f}",
+    "rank wait": lambda _, one: f"{one.trainer_wait_share:.3f}",
+    "sim s": lambda _, one: f"{one.sim_time_s:,.1f}",
+}
+"""The columns of the table of one trace, which has a row for each policy."""
+_BLOCKS: Final[dict[str, Cell]] = {
+    "Speed-up: samples per second over {reference}, both at one global batch": _CELLS["speed-up"],
     "Range of nine in ten such speed-ups": _show_band,
     "What an update then holds: samples, tokens, micro-batches of a rank": lambda compared, one: " / ".join(
         list_update_values(compared.find_accumulated(one))
     ),
-    "Speed-up if an update is what each policy makes of it by itself": lambda compared, one: (
-        f"{compared.compute_own_speedup(one):.2f}"
-    ),
+    "Speed-up if an update is what each policy makes of it by itself": _CELLS["at own batch"],
     "What an update holds there": lambda _, one: " / ".join(list_update_values(one)),
-    "Efficiency: real tokens over ranks x critical tokens": lambda _, one: f"{one.efficiency:.3f}",
-    "Excess: critical tokens over the real tokens of the fullest rank, - 1": lambda _, one: f"{one.excess:.3f}",
-    "Steps": lambda _, one: f"{one.steps:,}",
-    "Padding ratio": lambda _, one: f"{one.padding_ratio:.3f}",
+    "Efficiency: real tokens over ranks x critical tokens": _CELLS["efficiency"],
+    "Excess: critical tokens over the real tokens of the fullest rank, - 1": _CELLS["excess"],
+    "Steps": _CELLS["steps"],
+    "Padding ratio": _CELLS["padding"],
 }
+"""The tables of several traces, which have a row for each trace and a column for each policy."""
+HELP: Final = "simulate every policy on the same samples"
+DESCRIPTION: Final = (
+    "Simulates the protocol and every baseline on the same samples, under the same memory limit and "
+    "costs. One trace gives a row for each policy; several give a row for each trace and a column for each policy."
+)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "compare",
-        help="simulate every policy on the same samples",
-        description="Simulates the protocol and every baseline on the same samples, under the same memory limit and "
-        "costs. One trace gives a row for each policy; several give a row for each trace and a column for each policy.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument("lengths", nargs="*", metavar="LENGTHS", help=LENGTHS_HELP + "; several for one table")
     parser.add_argument("--all", action="store_true", help="every bundled trace")
     add_run_options(
@@ -110,7 +111,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--json", metavar="FILE", help="write all figures: one object for each trace and policy")
     parser.add_argument("--csv", metavar="FILE", help="write all figures: one row for each trace and policy")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
-    parser.set_defaults(run=run_command)
     drop_defaults(parser)
 
 
@@ -127,8 +127,8 @@ def run_command(options: argparse.Namespace) -> int:
     check_writable(options.json, options.csv, options.html, reads=[*options.lengths, options.cost_model])
     total = 2 * len(policies) * len(runs)
     label = f"{len(policies)} policies on {len(runs)} trace(s)"
-    with open_study(options, label, total) as (on_done, store, executor):
-        compared, failed = compare(runs, policies, executor, on_done, store=store, has_bands=options.bands)
+    with open_runner(options, label, total) as runner:
+        compared, failed = compare(runs, policies, runner, has_bands=options.bands)
     figures = [entry for item in compared for entry in item.to_json()]
     if options.json is not None:
         write_json(options.json, figures)
@@ -235,26 +235,8 @@ def _build_table(compared: Compared) -> tuple[str, list[str], list[list[str]]]:
         + f"; speed-up over {compared.reference.policy}, at one global batch; the next three columns "
         "show what an update then holds; from 'at own batch' on: with the updates that each policy makes by itself"
     )
-    rows = [
-        [
-            summary.policy,
-            f"{compared.compute_speedup(summary):.2f}",
-            _show_band(compared, summary),
-            *list_update_values(compared.find_accumulated(summary)),
-            f"{compared.compute_own_speedup(summary):.2f}",
-            *list_update_values(summary)[:2],
-            f"{summary.steps:,}",
-            f"{summary.efficiency:.3f}",
-            f"{summary.excess:.3f}",
-            f"{summary.padding_ratio:.3f}",
-            f"{summary.idle_steps:,}",
-            f"{summary.data_wait_share:.3f}",
-            f"{summary.trainer_wait_share:.3f}",
-            f"{summary.sim_time_s:,.1f}",
-        ]
-        for summary in compared.summaries
-    ]
-    return title, _HEADER, rows
+    rows = [[show(compared, summary) for show in _CELLS.values()] for summary in compared.summaries]
+    return title, list(_CELLS), rows
 
 
 def _build_tables(compared: list[Compared]) -> list[tuple[str, list[str], list[list[str]]]]:

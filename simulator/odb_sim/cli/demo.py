@@ -19,6 +19,7 @@ from odb_ref.trace.format import Json
 from odb_sim.cli.options import build_source
 from odb_sim.engine.fill import Fill, FillMap
 from odb_sim.engine.metrics import Summary
+from odb_sim.inputs.files import write_json
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import build_workload
 from odb_sim.reports.recorded_report import (
@@ -43,19 +44,17 @@ TRAINING_S: Final = 600
 _GRACE_S: Final = 35
 """torchrun waits 30 s for its ranks to end."""
 SCRIPT: Final = "demo_train.py"
+HELP: Final = "simulate a real trace, train on real text, check both, write a report"
+DESCRIPTION: Final = (
+    "Simulates a real length trace at 8 and 64 ranks against fixed batches, trains two ranks on real "
+    "text with the same optimizer updates both ways, checks every trace, and writes a page."
+)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="simulate a real trace, train on real text, check both, write a report",
-        description="Simulates a real length trace at 8 and 64 ranks against fixed batches, trains two ranks on real "
-        "text with the same optimizer updates both ways, checks every trace, and writes a page.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument("--out", default="demo-out", metavar="DIR", help="folder of the report (demo-out)")
     parser.add_argument("--text", metavar="PATH", help="train on these JSON lines, instead of Python's own docstrings")
-    parser.set_defaults(run=run_command)
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -85,7 +84,7 @@ def run_command(options: argparse.Namespace) -> int:
         "check": {"is_ok": verdict.is_ok, "violations": [str(item) for item in verdict.violations]},
         "wall_time_s": round(time.perf_counter() - begin_s, 1),
     }
-    (out / "summary.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    write_json(out / "summary.json", figures)
     source = build_source(options, [LENGTHS])
     write_demo_report(
         out / "report.html",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,20 +26,20 @@ from odb_sim.explore.scenario import (
 from odb_sim.explore.search import Exploration, OnProgress, Search
 from odb_sim.explore.suites import SUITES
 from odb_sim.inputs.conditions import parse_budget_schedule
-from odb_sim.inputs.files import check_writable
+from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.inputs.rules import OWN, load_rule
 from odb_sim.verify.rule_client import RuleProcesses
 
+HELP: Final = "walk through every interleaving of a small world"
+DESCRIPTION: Final = (
+    "Walks through every interleaving of the real protocol core with its exchange, trainers and "
+    "faults. Checks the properties in every state, and that a measure decreases on every transition. A state without a "
+    "successor that is not a proper end is a deadlock. Prints the shortest schedule that leads to a violation."
+)
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "explore",
-        help="walk through every interleaving of a small world",
-        description="Walks through every interleaving of the real protocol core with its exchange, trainers and "
-        "faults. Checks the properties in every state, and that a measure decreases on every transition. A state without a "
-        "successor that is not a proper end is a deadlock. Prints the shortest schedule that leads to a violation.",
-    )
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     text = "several explorations in one go; other options are ignored"
     parser.add_argument("--suite", choices=sorted(SUITES), help=text)
     add_number(parser, "--ranks", "N", "number of ranks (default: that of --shard-sizes, or 2)")
@@ -75,7 +74,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--graph", type=Path, metavar="FILE", help=text)
     add_save(parser, "save the schedule of a violation")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="replay a saved schedule instead")
-    parser.set_defaults(run=run)
 
 
 INCOMPLETE: Final = 3
@@ -83,7 +81,7 @@ _MOST_RANKS: Final = 64
 """Twelve ranks with a sample each have a million states, and each further rank triples them. A thousand take long to begin."""
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Returns 0 if everything holds and was covered, 1 if a property does not hold, and 3 if the limit came first."""
     if options.replay is not None:
         return _replay(options.replay)
@@ -198,7 +196,7 @@ def _run_all(options: argparse.Namespace, suite: Mapping[str, Bounds]) -> int:
             break
     if options.json is not None:
         payload = results[0] if options.suite is None else {"suite": options.suite, "runs": results}
-        options.json.write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
+        write_json(options.json, payload, indent=1)
     return status
 
 

@@ -84,9 +84,11 @@ def build_parser() -> argparse.ArgumentParser:
         command = load_command(name)
         if command is None:
             subparsers.add_parser(name, help=f"not here: {INSTALL}")
-        else:
-            command.add_parser(subparsers)
-            subparsers.choices[name].example = example
+            continue
+        own = subparsers.add_parser(name, help=command.HELP, description=command.DESCRIPTION)
+        own.example = example
+        command.add_options(own)
+        own.set_defaults(run=command.run_command)
     return parser
 
 

@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from enum import StrEnum
@@ -26,7 +25,7 @@ from odb_sim.inputs.lengths import Lengths, load_lengths
 from odb_sim.inputs.workload import Sharding
 from odb_sim.reports.document import PageSource
 from odb_sim.reports.terminal import show_progress
-from odb_sim.studies.cells import CellFailure, Point, Store
+from odb_sim.studies.cells import CellFailure, Point, Runner, Store
 from odb_sim.studies.clusters import ADDRESSES, open_executor
 from odb_sim.studies.runs import PEER, POLICIES, Driver, Run, has_fixed_batches, is_rule, keeps_shards
 from odb_sim.studies.sweep import Study
@@ -174,17 +173,15 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def open_study(
-    options: argparse.Namespace, label: str, total: int, *, is_estimate: bool = False
-) -> Iterator[tuple[Callable[[int], None], Store, Executor]]:
-    """Yields what the simulations of a study need: a progress function, a store for answers, and an executor."""
+def open_runner(options: argparse.Namespace, label: str, total: int, *, is_estimate: bool = False) -> Iterator[Runner]:
+    """Yields what runs the simulations of a study, as the options say, and shows the progress."""
     processes = options.processes if is_estimate else min(options.processes, total)
     with (
         show_progress(label, total, is_estimate=is_estimate) as on_done,
         Store(options.out) as store,
         open_executor(options.executor, processes) as executor,
     ):
-        yield on_done, store, executor
+        yield Runner(executor, store, on_done)
 
 
 def add_terms(parser: argparse.ArgumentParser, kind: type[Terms], *, leave_out: Sequence[str] = ()) -> None:
@@ -298,10 +295,8 @@ def build_costs(options: argparse.Namespace) -> Costs:
     Raises: UsageError when an option makes no sense, or the file of ``--cost-model`` is not a cost model.
     """
     costs = Costs() if options.cost_model is None else load_costs(options.cost_model)
-    if options.workers is not None:
-        costs = replace(costs, loader=replace(costs.loader, workers=options.workers))
-    if options.prefetch_factor is not None:
-        costs = replace(costs, loader=replace(costs.loader, prefetch_factor=options.prefetch_factor))
+    names = [name for name in ("workers", "prefetch_factor") if getattr(options, name) is not None]
+    costs = replace(costs, loader=replace(costs.loader, **{name: getattr(options, name) for name in names}))
     if options.transport is not None:
         costs = replace(costs, network=replace(costs.network, transport=PricedTransport(options.transport)))
     return costs

@@ -37,14 +37,12 @@ from odb_sim.studies.fitted import describe_fit, fit_batches
 from odb_sim.studies.runs import POLICIES, Result, Run, describe_budget, describe_window, run
 from odb_sim.studies.settings import list_costly
 
+HELP: Final = "simulate one run on a length trace"
+DESCRIPTION: Final = "Simulates one epoch: the real protocol core on every rank, or a baseline, on a trace of lengths."
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "simulate",
-        help="simulate one run on a length trace",
-        description="Simulates one epoch: the real protocol core on every rank, or a baseline, on a trace of lengths.",
-    )
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument("lengths", nargs="?", metavar="LENGTHS", help=LENGTHS_HELP)
     add_run_options(parser)
     text = f"one of {', '.join(POLICIES)}, or module:name or path.py:name for a target rule of your own (odb)"
@@ -61,7 +59,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--steps-csv", metavar="FILE", help="write a row for each step")
     parser.add_argument("--perfetto", metavar="FILE", help="write a timeline for ui.perfetto.dev or chrome://tracing")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
-    parser.set_defaults(run=run_command)
     drop_defaults(parser)
 
 

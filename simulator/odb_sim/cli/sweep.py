@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Final
 
 from odb_ref.core.config import DEPTH_STEPS
 from odb_ref.core.errors import UsageError
@@ -21,7 +22,7 @@ from odb_sim.cli.options import (
     complain,
     drop_defaults,
     load_lengths_option,
-    open_study,
+    open_runner,
 )
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.inputs.files import check_writable, write_csv, write_json
@@ -33,14 +34,12 @@ from odb_sim.studies.cells import CellAnswer, split_failed
 from odb_sim.studies.runs import POLICIES, describe_shards
 from odb_sim.studies.sweep import build_points, estimate_answer, find_fastest, run_grid
 
+HELP: Final = "simulate a grid of settings"
+DESCRIPTION: Final = "Simulates every combination of the given values on the same samples, in parallel."
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "sweep",
-        help="simulate a grid of settings",
-        description="Simulates every combination of the given values on the same samples, in parallel.",
-    )
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument("--ranks", required=True, metavar="N[,N...]", help="data-parallel ranks")
     parser.add_argument("--token-budget", required=True, metavar="B[,B...]", help="padded tokens of a batch")
     parser.add_argument("--window", metavar="K[,K...]", help=f"samples that a rank groups at a time ({WINDOW})")
@@ -52,7 +51,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--json", metavar="FILE", help="write all figures: a list with an object for each point")
     parser.add_argument("--csv", metavar="FILE", help="write a row for each point")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
-    parser.set_defaults(run=run_command)
     drop_defaults(parser)
 
 
@@ -80,8 +78,8 @@ def run_command(options: argparse.Namespace) -> int:
     study.check(points)
     check_writable(options.json, options.csv, options.html, reads=[options.lengths, options.cost_model])
     label = f"{study.lengths.name}, {len(points)} simulations"
-    with open_study(options, label, len(points)) as (on_done, store, executor):
-        answers, failed = split_failed(run_grid(study, points, executor, on_done, store=store))
+    with open_runner(options, label, len(points)) as runner:
+        answers, failed = split_failed(run_grid(study, points, runner))
     shards = describe_shards(options.shards, [answer.summary for answer in answers])
     title = f"{study.lengths.name}, {answers[0].summary.samples_total:,} samples, {shards}"
     figures = [answer.to_json() for answer in answers]

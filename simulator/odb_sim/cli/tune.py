@@ -14,7 +14,7 @@ from odb_sim.cli.options import (
     build_source,
     build_study,
     load_lengths_option,
-    open_study,
+    open_runner,
 )
 from odb_sim.cli.sweep import add_data_options
 from odb_sim.engine.metrics import describe_update
@@ -34,18 +34,17 @@ _HELD: Final = ("ramp_rounds", "max_age_rounds", "padding_share", "cost")
 """Options that are kept, not tuned, if they are given."""
 _USUAL_SIMULATIONS: Final = 600
 _USUAL_ALONE: Final = 100
+HELP: Final = "find token budget, window and depth"
+DESCRIPTION: Final = (
+    "Finds the cheapest token budget, window, depth, ramp, age and balance whose epoch is within a "
+    "tolerance of the fastest, and shows the trade-off. Windows and depth cost host memory: at most the window, two "
+    "windows collated and padded, and the queue's batches, for each rank. --ramp, --max-age, --padding-share and --cost "
+    "are kept fixed if they are given."
+)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "tune",
-        help="find token budget, window and depth",
-        description="Finds the cheapest token budget, window, depth, ramp, age and balance whose epoch is within a "
-        "tolerance of the fastest, and shows the trade-off. Windows and depth cost host memory: at most the window, two "
-        "windows collated and padded, and the queue's batches, for each rank. --ramp, --max-age, --padding-share and --cost "
-        "are kept fixed if they are given.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="data-parallel ranks")
     text = "padded tokens of a batch that fit on a GPU"
     parser.add_argument("--memory-tokens", type=int, required=True, metavar="M", help=text)
@@ -59,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--no-beside", action="store_true", help=text)
     parser.add_argument("--json", metavar="FILE", help="write the recommendation and everything tried")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
-    parser.set_defaults(run=run_command, **dict.fromkeys(_HELD))  # options given are kept
+    parser.set_defaults(**dict.fromkeys(_HELD))  # options given are kept
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -81,8 +80,8 @@ def run_command(options: argparse.Namespace) -> int:
     label = f"tune {question.study.lengths.name}"
     choices = () if options.no_beside else tuple(list_choices(question))
     usual = _USUAL_SIMULATIONS if choices else _USUAL_ALONE
-    with open_study(options, label, usual, is_estimate=True) as (on_done, store, executor):
-        tuning = tune(question, executor, on_done, store=store, choices=choices)
+    with open_runner(options, label, usual, is_estimate=True) as runner:
+        tuning = tune(question, runner, choices=choices)
     title = f"{question.study.lengths.name}, {question.ranks:,} ranks, memory for {question.memory_tokens:,} tokens"
     mebibytes = compute_host_tokens(tuning.recommended) * options.host_bytes_per_token / 2**20
     lead = _describe(tuning, question, mebibytes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import signal
 import textwrap
@@ -14,24 +13,24 @@ from typing import Final
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import add_number, add_save
 from odb_sim.explore.scenario import write_scenario
-from odb_sim.inputs.files import check_writable
+from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.reports.terminal import show_progress
 from odb_sim.verify.core_copy import NOT_OF_THE_CORE, verify_core
 from odb_sim.verify.rule_client import LIMIT_S, PROCESSES, RuleProcesses
 from odb_sim.verify.stages import Finding, Stage, encode_stage
 from odb_sim.verify.verdict import compute_verdicts, list_not_looked_at, verify
 
+HELP: Final = "judge a target rule or a changed core by its bounds, every interleaving, random worlds and real traces"
+DESCRIPTION: Final = (
+    "Judges the protocol with a target rule, your own or a shipped one, or with a changed copy of the "
+    "core. Prints a verdict for each property, as far as it was checked, what was not checked, and a case of each "
+    "violation: the smallest found for a rule, for a core the first, made smaller if possible. Exit status: 0 everything "
+    "holds, 1 something does not, 2 no such rule or core, 3 something was not judged, and nothing refuted."
+)
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "verify",
-        help="judge a target rule or a changed core by its bounds, every interleaving, random worlds and real traces",
-        description="Judges the protocol with a target rule, your own or a shipped one, or with a changed copy of the "
-        "core. Prints a verdict for each property, as far as it was checked, what was not checked, and a case of each "
-        "violation: the smallest found for a rule, for a core the first, made smaller if possible. Exit status: 0 everything "
-        "holds, 1 something does not, 2 no such rule or core, 3 something was not judged, and nothing refuted.",
-    )
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--policy", default="odb", metavar="P", help="odb, paper, module:name or path.py:name (odb)")
     what.add_argument("--core", type=Path, metavar="DIR", help="a changed copy of odb_ref/core, instead of a rule")
@@ -39,14 +38,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_number(parser, "--time-limit", "S", "seconds that a rule may take for an answer", LIMIT_S, kind=float)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdict as JSON")
     add_save(parser, "save a schedule that refutes the rule to this file, for odb-ref explore --replay")
-    parser.set_defaults(run=run)
 
 
 LONGEST_S: Final = 86_400.0
 """The longest time limit: a day."""
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Returns 0 if every property holds as far as checked, 1 if one does not, and 3 if something was not judged.
 
     Raises: UsageError when there is no such rule or core.
@@ -122,7 +120,7 @@ def _conclude(
             "not_looked_at": list(unseen),
             "stages": list(map(encode_stage, stages)),
         }
-        options.json.write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
+        write_json(options.json, payload, indent=1)
     if findings:
         print(f"\nrefuted: {', '.join(dict.fromkeys(finding.property for finding in findings))}")
         return 1

@@ -44,7 +44,7 @@ from odb_ref.core.offer import Offer
 from odb_ref.core.resume import RoundStart
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.loading import OrderReader, WindowReader
-from odb_sim.engine.metrics import sum_moves
+from odb_sim.engine.metrics import StepSums, count_steps, merge_sums, sum_moves
 from odb_sim.inputs.conditions import Conditions
 from odb_sim.inputs.costs import Costs, Seconds
 from odb_sim.inputs.lengths import Integers
@@ -55,15 +55,8 @@ from odb_sim.inputs.workload import Workload
 class Figures:
     """Figures of the steps of one round, one number per step, and the seconds that the slowest rank takes to collate them."""
 
-    samples: Integers
-    real: Integers
-    padded: Integers
-    critical: Integers
-    idle: Integers
-    oversize: Integers
-    over_budget: Integers
+    sums: StepSums
     compute_s: Seconds
-    slowest_s: Seconds
     ranks_s: Seconds
     """The seconds that each rank computes each step, in shape (ranks, steps)."""
     collate_s: float
@@ -72,15 +65,8 @@ class Figures:
 def merge_figures(parts: Sequence[Figures]) -> Figures:
     """Returns the figures of several blocks merged into those of all their ranks."""
     return Figures(
-        samples=np.sum([part.samples for part in parts], axis=0),
-        real=np.sum([part.real for part in parts], axis=0),
-        padded=np.sum([part.padded for part in parts], axis=0),
-        critical=np.max([part.critical for part in parts], axis=0),
-        idle=np.sum([part.idle for part in parts], axis=0),
-        oversize=np.sum([part.oversize for part in parts], axis=0),
-        over_budget=np.sum([part.over_budget for part in parts], axis=0),
+        sums=merge_sums([part.sums for part in parts]),
         compute_s=np.sum([part.compute_s for part in parts], axis=0),
-        slowest_s=np.max([part.slowest_s for part in parts], axis=0),
         ranks_s=np.concatenate([part.ranks_s for part in parts]),
         collate_s=max(part.collate_s for part in parts),
     )
@@ -125,14 +111,13 @@ class Block:
         carried += np.repeat(offsets, self._held_counts)
         self._held = encode_samples(workload.tokens[carried], carried)
         window = min(config.window_samples, HUGE)
-        self._readers: list[WindowReader] = []
-        self._draw_readers: list[OrderReader] = []
-        """Read the samples drawn from a common order. There are readers of one kind only."""
-        if config.shared_samples is None:
-            shards = zip(self._known.tolist(), self._ends.tolist(), strict=True)
-            self._readers = [WindowReader(costs.loader, workload.tokens[first:end], window) for first, end in shards]
-        else:
-            self._draw_readers = [OrderReader(costs.loader, workload.tokens) for _ in ranks]
+        shards = zip(self._known.tolist(), self._ends.tolist(), strict=True)
+        self._readers = [
+            WindowReader(costs.loader, workload.tokens[first:end], window)
+            if config.shared_samples is None
+            else OrderReader(costs.loader, workload.tokens)
+            for first, end in shards
+        ]
         self.wants = compute_wanted(config, starts[0].round if starts else 0, self._held_counts, self._is_ended)
         """The number of samples for which each rank has room."""
         self.rank_tokens: Integers = np.zeros(len(ranks), dtype=np.int64)
@@ -181,10 +166,8 @@ class Block:
         """Yields when the samples of each rank that requests any are there."""
         asked = zip(self._first.tolist(), self._asked.tolist(), self._loader_factors.tolist(), strict=True)
         for rank, (first, count, slowness) in enumerate(asked):
-            if count and self._config.shared_samples is None:
-                yield self._readers[rank].read(count, asked_s, slowness)
-            elif count:
-                yield self._draw_readers[rank].read(first, count, asked_s, slowness)
+            if count:
+                yield self._readers[rank].read(count, asked_s, slowness, first)
 
     def _accumulate_resources(self, windows: Windows) -> tuple[Integers, ...]:
         places = np.minimum(windows.positions, self._workload.samples_total - 1)
@@ -264,17 +247,9 @@ class Block:
             padded.sum(axis=1).astype(np.float64),
             self._asked.astype(np.float64),
         )
-        is_over = padded > self._config.budget_tokens
         return Figures(
-            samples=sizes.sum(axis=0),
-            real=real.sum(axis=0),
-            padded=padded.sum(axis=0),
-            critical=padded.max(axis=0),
-            idle=(sizes == 0).sum(axis=0),
-            oversize=(is_over & (sizes == 1)).sum(axis=0),
-            over_budget=(is_over & (sizes > 1)).sum(axis=0),
+            sums=count_steps(sizes, real, padded, self._config.budget_tokens),
             compute_s=compute_s.sum(axis=0),
-            slowest_s=compute_s.max(axis=0),
             ranks_s=compute_s,
             collate_s=float((collate_s * self._loader_factors).max()),
         )

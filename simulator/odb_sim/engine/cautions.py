@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
@@ -12,7 +12,7 @@ import numpy as np
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.types import Mode
-from odb_sim.engine.metrics import SHORT, Summary
+from odb_sim.engine.metrics import COMPLETE, SHORT, Summary
 from odb_sim.engine.updates import TOLERATED
 from odb_sim.inputs.conditions import Fault
 from odb_sim.inputs.costs import FittedTo
@@ -61,14 +61,13 @@ def list_cautions(
     summary: Summary,
     fitted: FittedTo,
     *,
-    is_steady: bool = True,
-    missed: Sequence[Fault] = (),
-    harmless: Sequence[Fault] = (),
+    is_steady: bool,
+    faults: Sequence[Fault],
+    acted: Collection[Fault],
 ) -> tuple[Caution, ...]:
     """Returns the cautions that the figures of ``summary`` do not show by themselves; most runs have none.
 
-    ``is_steady`` is False if the budget changes during the run. ``missed`` are the requested faults that did not happen, and
-    ``harmless`` those that happened after every step had been taken.
+    ``is_steady`` is False if the budget changes during the run. ``acted`` are those of the ``faults`` that happened.
     """
     found: list[Caution] = []
     budget, largest = summary.token_budget, summary.largest_batch_tokens
@@ -100,11 +99,12 @@ def list_cautions(
             "over when a rank has no new ones"
         )
         found.append(Caution(About.LOST, text))
-    if missed:
+    if missed := [fault for fault in faults if fault not in acted]:
         named = ", ".join(map(str, missed))
         text = f"{say_count(len(missed), 'fault', 'faults')} asked for never happened, the run ended before: {named}"
         found.append(Caution(About.FAULT, text))
-    if harmless:
+    harmless = [fault for fault in faults if fault in acted]
+    if harmless and summary.outcome in (COMPLETE.kind, SHORT):
         named = ", ".join(map(str, harmless))
         text = f"{say_count(len(harmless), 'fault', 'faults')} struck after the last step, and changed nothing: {named}"
         found.append(Caution(About.FAULT, text))

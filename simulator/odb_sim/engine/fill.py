@@ -7,7 +7,7 @@ beginning, its middle and its end.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -105,7 +105,7 @@ class _Row:
             samples=count,
             real=int(self.real[step]),
             padded=int(self.padded[step]),
-            lengths=list_longest(self.lengths[begin : begin + count].tolist()),
+            lengths=tuple(sorted(self.lengths[begin : begin + count].tolist(), reverse=True)[:MOST_LENGTHS]),
             wait_ms=round(wait_s * _MILLISECONDS, 2),
         )
 
@@ -153,11 +153,11 @@ class Fill:
         self._parts.append(_Part(round_, self._open, waits_s, waited_for))
         self._open = {}
 
-    def build(self, label: str, budget_tokens: int, *, is_lowered: bool = False) -> FillMap:
+    def build(self, label: str, budget_tokens: int, *, is_lowered: bool = False, first_step: int = 0) -> FillMap:
         """Returns the map of the run so far, within the bounds stated at the top of the module."""
         places = [(part, step) for part in self._parts for step in range(len(part.waited_for))]
         kept = choose_steps(len(places), MOST_CELLS // len(self.ranks))
-        columns = tuple(self._build_column(number, *places[number]) for number in kept)
+        columns = tuple(self._build_column(first_step + number, *places[number]) for number in kept)
         return FillMap(
             label=label,
             budget_tokens=budget_tokens,
@@ -179,8 +179,3 @@ class Fill:
                 part.rows[rank].build_cell(step, wait_s) for rank, wait_s in zip(self.ranks, waits_s, strict=True)
             ),
         )
-
-
-def list_longest(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Returns the longest of ``lengths``, at most the number a cell may hold."""
-    return tuple(sorted(lengths, reverse=True)[:MOST_LENGTHS])

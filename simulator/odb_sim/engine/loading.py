@@ -72,7 +72,7 @@ class WindowReader:
         """The number of chunks taken from the workers so far."""
         self._pulled_s = 0.0
 
-    def read(self, count: int, asked_s: float, slowness: float = 1.0) -> float:
+    def read(self, count: int, asked_s: float, slowness: float = 1.0, _first: int = 0) -> float:
         """Returns when the next ``count`` samples, or all that are left, are there. Reading takes ``slowness`` times as long.
 
         An answer waits for one sample more, so that whether the source has ended does not depend on timing.
@@ -104,7 +104,7 @@ class OrderReader:
         self._tokens = tokens
         """The lengths of all samples of the order."""
 
-    def read(self, first: int, count: int, asked_s: float, slowness: float = 1.0) -> float:
+    def read(self, count: int, asked_s: float, slowness: float = 1.0, first: int = 0) -> float:
         """Returns when the ``count`` samples from ``first`` on, drawn at ``asked_s``, are there."""
         answer_s = asked_s
         for chunk_s in _compute_chunks_s(self._loader, self._tokens[first : first + count]):

@@ -15,6 +15,7 @@ from odb_ref.arrays.windows import compute_ragged
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import InvariantError
 from odb_sim.engine.batches import Batches
+from odb_sim.inputs.conditions import Fault
 from odb_sim.inputs.lengths import Integers
 
 SHORT: Final = "short"
@@ -43,6 +44,44 @@ class StepRow:
     compute_s: float
     sync_wait_s: float
     collective_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepSums:
+    """What all ranks together train on in some steps: the numbers that a `StepRow` has under the same names, step by step."""
+
+    samples: Integers
+    real_tokens: Integers
+    padded_tokens: Integers
+    critical_tokens: Integers
+    idle_ranks: Integers
+    oversize_groups: Integers
+    over_budget_groups: Integers
+
+    def select(self, place: int) -> dict[str, int]:
+        """Returns the numbers of one step."""
+        return {item.name: int(getattr(self, item.name)[place]) for item in fields(self)}
+
+
+def count_steps(samples: Integers, real: Integers, padded: Integers, budget_tokens: int) -> StepSums:
+    """Returns the sums over ranks, from the samples and tokens of each batch in shape (ranks, steps)."""
+    is_over = padded > budget_tokens
+    return StepSums(
+        samples.sum(axis=0),
+        real.sum(axis=0),
+        padded.sum(axis=0),
+        padded.max(axis=0),
+        (samples == 0).sum(axis=0),
+        (is_over & (samples == 1)).sum(axis=0),
+        (is_over & (samples > 1)).sum(axis=0),
+    )
+
+
+def merge_sums(parts: Sequence[StepSums]) -> StepSums:
+    """Returns the sums over all ranks, from those over some ranks each."""
+    names = [item.name for item in fields(StepSums)]
+    sums = {name: np.sum([getattr(part, name) for part in parts], axis=0) for name in names}
+    return StepSums(**sums | {"critical_tokens": np.max([part.critical_tokens for part in parts], axis=0)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +168,6 @@ class Recorder:
         self._rank_tokens: Integers = np.zeros(ranks, dtype=np.int64)
         self._seen = np.zeros(samples_total, dtype=np.bool_)
         self.rows: list[StepRow] = []
-        self.rounds = 0
-        self.updates = 0
-        self.exchange_s = 0.0
         self.samples_emitted = 0
 
     def end_step(
@@ -148,27 +184,19 @@ class Recorder:
         collective_s: float,
     ) -> None:
         """Records a step that all ranks have done, with one batch for each in ``batches``."""
-        is_over = batches.padded > self._budget_tokens
-        is_single = batches.samples == 1
-        samples = len(batches.ids)
+        columns = (batches.samples[:, None], batches.real[:, None], batches.padded[:, None])
         self._rank_tokens += batches.real
         self._seen[batches.ids] = True
         self.moved_places += sum_moves(self._emitted, batches.samples, batches.positions)
         self._emitted += batches.samples
-        self.samples_emitted += samples
+        self.samples_emitted += len(batches.ids)
         self.rows.append(
             StepRow(
                 step=len(self.rows),
                 round=round_,
                 start_s=start_s,
                 end_s=end_s,
-                samples=samples,
-                real_tokens=int(batches.real.sum()),
-                padded_tokens=int(batches.padded.sum()),
-                critical_tokens=int(batches.padded.max()),
-                idle_ranks=int((batches.samples == 0).sum()),
-                oversize_groups=int((is_over & is_single).sum()),
-                over_budget_groups=int((is_over & ~is_single).sum()),
+                **count_steps(*columns, self._budget_tokens).select(0),
                 queued_steps=queued_steps,
                 data_wait_s=data_wait_s,
                 compute_s=compute_s,
@@ -178,36 +206,39 @@ class Recorder:
         )
 
     def end(self) -> RunRecord:
-        """Returns the record of the run.
+        """Returns the record of the steps.
 
         Raises: InvariantError when the tokens of the steps do not add up to those of the ranks.
         """
-        record = RunRecord(
+        if (tokens := sum(row.real_tokens for row in self.rows)) != self._rank_tokens.sum():
+            raise InvariantError("CONSERVE", f"steps hold {tokens} tokens, ranks {self._rank_tokens.sum()}")
+        return RunRecord(
             rows=self.rows,
             rank_tokens=self._rank_tokens,
             samples_unique=int(self._seen.sum()),
             moved_places=self.moved_places,
-            rounds=self.rounds,
-            updates=self.updates,
-            exchange_s=self.exchange_s,
         )
-        if (tokens := sum(row.real_tokens for row in self.rows)) != self._rank_tokens.sum():
-            raise InvariantError("CONSERVE", f"steps hold {tokens} tokens, ranks {self._rank_tokens.sum()}")
-        return record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What the trainers have taken: each step, and totals that the steps alone do not give."""
+    """What the trainers have taken: each step, totals that the steps alone do not give, and how the run ended."""
 
     rows: list[StepRow]
     rank_tokens: Integers
     """The real tokens that each rank has trained on."""
     samples_unique: int
     moved_places: int
-    rounds: int
-    updates: int
-    exchange_s: float
+    rounds: int = 0
+    updates: int = 0
+    exchange_s: float = 0.0
+    outcome: Outcome = COMPLETE
+    fault_s: float | None = None
+    abort_s: float | None = None
+    ended_s: float = 0.0
+    """When the last surviving rank had ended after a fault, since ranks that wait for a lost one train on nothing."""
+    acted: frozenset[Fault] = frozenset()
+    """The faults that have happened."""
 
 
 def compute_summary(
@@ -217,19 +248,14 @@ def compute_summary(
     wall_time_s: float,
     driver: str,
     expected_samples: int,
-    outcome: Outcome = COMPLETE,
-    fault_s: float | None = None,
-    abort_s: float | None = None,
-    ended_s: float = 0.0,
 ) -> Summary:
     """Returns the figures of a run; their formulas are in GLOSSARY.md. A ratio whose denominator is 0 is 0.
 
-    ``ended_s`` is when the last surviving rank had ended after a fault, since ranks that wait for a lost one train on nothing.
     ``expected_samples`` is the number of samples of a complete epoch.
 
     Raises: InvariantError when a run ends COMPLETE without having trained on all of them.
     """
-    rows = record.rows
+    rows, outcome = record.rows, record.outcome
     emitted, real, padded, critical = (
         sum(getattr(row, name) for row in rows)
         for name in ("samples", "real_tokens", "padded_tokens", "critical_tokens")
@@ -238,7 +264,7 @@ def compute_summary(
         raise InvariantError("COVER", f"complete, with {emitted} of {expected_samples} samples trained on")
     asked = {item.name: getattr(settings, item.name) for item in fields(settings)}
     last_s = rows[-1].end_s if rows else 0.0
-    sim_time_s = max(last_s, ended_s)
+    sim_time_s = max(last_s, record.ended_s)
     rank_seconds = len(record.rank_tokens) * sim_time_s
     largest_rank_tokens = int(record.rank_tokens.max())
     lack = ""
@@ -280,8 +306,8 @@ def compute_summary(
         outcome=SHORT if lack else str(outcome.kind),
         outcome_rank=outcome.rank,
         outcome_cause=lack or outcome.cause,
-        fault_s=fault_s,
-        abort_s=abort_s,
+        fault_s=record.fault_s,
+        abort_s=record.abort_s,
     )
 
 

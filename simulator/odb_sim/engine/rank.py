@@ -54,12 +54,14 @@ class Rank:
         self._receiving = 0
         """The samples being read while the next batches are collated."""
         first = stage.epoch.starts[self.number].read_samples if stage.epoch.starts else 0
+        loader, tokens = stage.costs.loader, stage.workload.tokens
         shard = stage.workload.compute_span(self.number, first, stage.workload.samples_total)
-        loader, window = stage.costs.loader, machine.config.window_samples
-        self._reader = WindowReader(loader, stage.workload.tokens[shard], window)
         self._is_drawing = machine.config.shared_samples is not None
-        self._draw_reader = OrderReader(loader, stage.workload.tokens)
-        """Reads the samples drawn from a common order. Only one of the two readers is used."""
+        self._reader = (
+            OrderReader(loader, tokens)
+            if self._is_drawing
+            else WindowReader(loader, tokens[shard], machine.config.window_samples)
+        )
         self._read_fault = stage.conditions.find_fault(FaultKind.READ, self.number)
         self._collate_fault = stage.conditions.find_fault(FaultKind.COLLATE, self.number)
         self.queue: deque[Step] = deque()
@@ -135,17 +137,10 @@ class Rank:
             return slice(effect.first, effect.first + effect.count)
         return self._stage.workload.compute_span(self.number, self._read_samples, count)
 
-    def _compute_answer_s(self, effect: Read, count: int) -> float:
-        """Returns when the samples of a read are there."""
-        now, slowness = self._stage.env.now, self._stage.stretch(self._slowness)
-        if effect.first is None or not self._is_drawing:
-            return self._reader.read(count, now, slowness)
-        return self._draw_reader.read(effect.first, effect.count, now, slowness)
-
     def _read(self, effect: Read, span: slice[int, int, None], *, is_full: bool) -> Process:
         stage, start_s = self._stage, self._stage.env.now
         samples = span.stop - span.start
-        answer_s = self._compute_answer_s(effect, samples)
+        answer_s = self._reader.read(samples, start_s, stage.stretch(self._slowness), span.start)
         yield stage.env.timeout(answer_s - start_s)
         if stage.timeline is not None:
             stage.timeline.add(self.number, "reader", "fill", start_s, stage.env.now)

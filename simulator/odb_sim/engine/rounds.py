@@ -196,7 +196,9 @@ def simulate_rounds(
         exchange_s += latency_s
         agreed_s = clock.agree(max(counted_s, read_s, collated_s), latency_s)
         if forming is not None:
-            _release(clock, forming, accumulation.find_ends(forming.samples, forming.real), round_ - 1, fill)
+            _release(
+                clock, forming, accumulation.find_ends(forming.sums.samples, forming.sums.real_tokens), round_ - 1, fill
+            )
         target = compute_round_target(config, agreement)
         if target == 0:
             break
@@ -242,7 +244,7 @@ def _release(clock: Clock, forming: Figures, ends_update: Booleans, round_: int,
     if clock.lanes > 1:
         ready_s = clock.release(forming.ranks_s, ends_update)
     else:  # the ranks begin each step together
-        clock.release(forming.slowest_s[None, :], ends_update)
+        clock.release(forming.ranks_s.max(axis=0, keepdims=True), ends_update)
         ready_s = forming.ranks_s
     if fill is not None:
         fill.end(round_, ready_s, ends_update)
@@ -275,7 +277,7 @@ def _build_rows(rounds: Sequence[Figures], clock: Clock, *, first_round: int, ra
     rows: list[StepRow] = []
     queued = clock.count_queued(ranks)
     for round_, figures in enumerate(rounds, first_round):
-        for place in range(len(figures.samples)):
+        for place in range(len(figures.compute_s)):
             step = len(rows)
             start_s, end_s = clock.starts_s[step], clock.ends_s[step]
             data_wait_s = ranks * clock.waits_s[step]
@@ -286,13 +288,7 @@ def _build_rows(rounds: Sequence[Figures], clock: Clock, *, first_round: int, ra
                     round=round_,
                     start_s=start_s,
                     end_s=end_s,
-                    samples=int(figures.samples[place]),
-                    real_tokens=int(figures.real[place]),
-                    padded_tokens=int(figures.padded[place]),
-                    critical_tokens=int(figures.critical[place]),
-                    idle_ranks=int(figures.idle[place]),
-                    oversize_groups=int(figures.oversize[place]),
-                    over_budget_groups=int(figures.over_budget[place]),
+                    **figures.sums.select(place),
                     queued_steps=queued[step],
                     data_wait_s=data_wait_s,
                     compute_s=compute_s,

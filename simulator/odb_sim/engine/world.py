@@ -36,7 +36,7 @@ from odb_ref.core.machine import Machine
 from odb_ref.core.resume import Resumed
 from odb_sim.engine.exchange import SimulatedExchange
 from odb_sim.engine.fill import Fill
-from odb_sim.engine.metrics import Recorder
+from odb_sim.engine.metrics import Recorder, RunRecord
 from odb_sim.engine.rank import Rank
 from odb_sim.engine.stage import Epoch, EpochStage
 from odb_sim.engine.timeline import Timeline
@@ -48,7 +48,7 @@ TimedObserver = Callable[[int, Event | Resumed | None, Sequence[Effect], float],
 
 
 class SimulatedWorld:
-    """One simulated epoch. Build it, `run` it once, then read the ``recorder``."""
+    """One simulated epoch. Build it, and `run` it once."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class SimulatedWorld:
             for config in configs
         )
 
-    def run(self) -> Outcome:
-        """Returns how the epoch ended, on every rank.
+    def run(self) -> RunRecord:
+        """Returns the record of the epoch, which ends in the same way on every rank.
 
         Raises: InvariantError when it does not end (FREE), or the ranks end it differently (ALIGN).
         """
@@ -101,9 +101,20 @@ class SimulatedWorld:
             self.stage.env.process(self.trainers.train())
             self.stage.env.run()
         self.trainers.note_held()
-        self.recorder.rounds = self.exchange.count_rounds
-        self.recorder.updates = self.trainers.updates
-        self.recorder.exchange_s = self.exchange.seconds
+        stage, outcome = self.stage, self._find_outcome()
+        return replace(
+            self.recorder.end(),
+            rounds=self.exchange.count_rounds,
+            updates=self.trainers.updates,
+            exchange_s=self.exchange.seconds,
+            outcome=outcome,
+            fault_s=stage.fault_s,
+            abort_s=stage.abort_s,
+            ended_s=stage.ended_s,
+            acted=frozenset(stage.acted),
+        )
+
+    def _find_outcome(self) -> Outcome:
         survivors = [rank for rank in self.ranks if not rank.is_gone]
         if not survivors:
             return Outcome(OutcomeKind.LOST, 0, "no rank is left")

@@ -20,7 +20,7 @@ from odb_ref.core.config import Config
 from odb_ref.core.effects import Outcome, OutcomeKind, PostOffer
 from odb_ref.core.offer import NONE
 from odb_ref.core.state import Phase
-from odb_ref.core.types import Group, Mode, Step, StepCounts
+from odb_ref.core.types import Group, Mode, Sample, Step, StepCounts
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.rank import ExploredRank
 from odb_sim.explore.updates import check_steps_of_updates, check_whole_updates
@@ -134,7 +134,7 @@ class RankChecks:
         is_bounded = config.update_samples is not None and config.order != StepOrder.SAMPLER
         if is_bounded and (more := tokens - sum(lengths)) > budget // config.padding_share:
             raise Breach("BUDGET", f"rank {config.rank}: {more} of {budget} are padding in {_name(step)}")
-        used = [sum(costs) for costs in zip(*(sample.costs for sample in step.group), strict=True)]
+        used = _sum_costs(step.group)
         if len(step.group) > 1 and any(map(gt, used, limits)):
             raise Breach("BUDGET", f"rank {config.rank} step {step.number}: uses {used} in {_name(step)}")
 
@@ -146,9 +146,8 @@ class RankChecks:
         if config.layout == Layout.PACKED:
             for pair in combinations(groups, 2):
                 both = pair[0] + pair[1]
-                used = [sum(costs) for costs in zip(*(sample.costs for sample in both), strict=True)]
                 tokens = sum(sample.length for sample in both)
-                if tokens <= budget and not any(map(gt, used, limits)):
+                if tokens <= budget and not any(map(gt, _sum_costs(both), limits)):
                     raise Breach("ANY-FIT", f"rank {config.rank}: two groups of {tokens} tokens together")
             self._check_oldest(config, groups, budget, limits)
             return
@@ -164,8 +163,8 @@ class RankChecks:
         window = sorted((sample for group in groups for sample in group), key=attrgetter("position"))
         for count in range(1, len(window) + 1):
             oldest = window[:count]
-            used = [sum(costs) for costs in zip(*(sample.costs for sample in oldest), strict=True)]
-            fits = sum(sample.length for sample in oldest) <= budget and not any(map(gt, used, limits))
+            tokens, used = sum(sample.length for sample in oldest), _sum_costs(oldest)
+            fits = tokens <= budget and not any(map(gt, used, limits))
             if (fits or count == 1) and not set(oldest) <= set(groups[0]):
                 positions = [sample.position for sample in oldest]
                 raise Breach("ANY-FIT", f"rank {config.rank}: positions {positions} are not all in the first group")
@@ -240,6 +239,10 @@ def _compute_tokens(config: Config, lengths: Sequence[int]) -> int:
     if config.layout == Layout.PACKED:
         return sum(lengths)
     return len(lengths) * max(lengths, default=0)
+
+
+def _sum_costs(samples: Sequence[Sample]) -> list[int]:
+    return [sum(costs) for costs in zip(*(sample.costs for sample in samples), strict=True)]
 
 
 def _name(step: Step) -> str:

@@ -17,6 +17,7 @@ from odb_sim.explore.rank import Act, ExploredRank
 from odb_sim.explore.search import Counterexample, make_space
 from odb_sim.explore.violation import Breach
 from odb_sim.explore.world import Action, Space, World
+from odb_sim.inputs.files import write_json
 from odb_sim.inputs.rules import load_rule
 
 FORMAT: Final = "odb-scenario"
@@ -37,7 +38,7 @@ class Scenario:
 
 def write_scenario(path: str | Path, scenario: Scenario) -> None:
     """Writes the scenario as JSON."""
-    Path(path).write_text(json.dumps(encode_scenario(scenario), indent=1) + "\n", encoding="utf-8")
+    write_json(path, encode_scenario(scenario), indent=1)
 
 
 def encode_scenario(scenario: Scenario) -> dict[str, Json]:

@@ -16,7 +16,7 @@ The real core runs once for each different state of a rank and each event, so a 
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from odb_ref.core.effects import Post
 from odb_ref.core.exchange import Answer
@@ -76,6 +76,28 @@ class Shared(NamedTuple):
     gone: int = 0
 
 
+T = TypeVar("T")
+
+
+class Numbers(Generic[T]):
+    """Numbers values in the order in which they are first met."""
+
+    def __init__(self) -> None:
+        self.values: list[T] = []
+        self._known: dict[T, int] = {}
+
+    def find(self, value: T) -> int | None:
+        """Returns the number of a value, or None if it has not been met."""
+        return self._known.get(value)
+
+    def number(self, value: T) -> int:
+        """Returns the number of a value, which is a new one if the value has not been met."""
+        number = self._known.setdefault(value, len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
+        return number
+
+
 _NEW: Final = -1
 # Plain integers, because the walk compares them millions of times.
 _READ: Final = int(Act.READ)
@@ -111,9 +133,9 @@ class Space:
         ]
         self._checks = RankChecks(bounds)
         self._full = (1 << bounds.ranks) - 1
-        # By number of a rank's state: the rank, and what the walk needs to know of it.
-        self._rank_numbers: dict[tuple[int, ExploredRank], int] = {}
-        self._ranks: list[ExploredRank] = []
+        self._states = Numbers[tuple[int, ExploredRank]]()
+        """Which rank, and its state."""
+        # What the walk needs to know of each of them.
         self._acts: list[tuple[int, ...]] = []
         self._taken: list[int] = []
         self._entered: list[int] = []
@@ -121,29 +143,27 @@ class Space:
         self._progress: list[int] = []
         self._next: list[list[int]] = []
         self._told: dict[tuple[int, int], int] = {}
-        # By number: shared states, posts, answers and progress.
-        self._shared_numbers: dict[Shared, int] = {}
-        self._shared: list[Shared] = []
+        self._shared = Numbers[Shared]()
         self._shared_next: dict[tuple[int, int], int] = {}
-        self._post_numbers: dict[Post, int] = {}
-        self._post_list: list[Post | None] = [None]
-        self._answer_numbers: dict[tuple[int, ...], int] = {}
-        self._answers: list[Answer | None] = [None]
-        self._answers_known: dict[Answer, int] = {}
-        self._progress_numbers: dict[RankProgress, int] = {}
-        self._progress_list: list[RankProgress] = []
+        self._all_posts = Numbers[Post | None]()
+        self._all_posts.number(None)
+        self._answers = Numbers[Answer | None]()
+        self._answers.number(None)
+        self._answers_to: dict[tuple[int, ...], int] = {}
+        """The number of the answer to the posts of all ranks."""
+        self._all_progress = Numbers[RankProgress]()
         self._together: set[tuple[int, ...]] = set()
 
     def begin(self) -> World:
         """Returns the world at the start of an epoch. Raises: Breach."""
         ranks = [self._number_rank(i, driver.begin()) for i, driver in enumerate(self._drivers)]
-        world = (self._settle(self._number_shared(Shared()), ranks), *ranks)
+        world = (self._settle(self._shared.number(Shared()), ranks), *ranks)
         self.check(world)
         return world
 
     def enabled(self, world: World) -> list[int]:
         """Returns every possible action, as ``rank * ACTS + act`` (see `decode`)."""
-        shared = self._shared[world[0]]
+        shared = self._shared.values[world[0]]
         taken, bounds = self._taken, self.bounds
         ranks = world[1:]
         entered = self._entered
@@ -194,7 +214,7 @@ class Space:
         """Returns True when the consumer's thread, which reads and collates, is not free to do so, and no other thread does it
         instead.
         """
-        rank = self._ranks[number]
+        _, rank = self._states.values[number]
         return rank.is_left or (self._taken[number] != least and not rank.is_urged)
 
     def apply(self, world: World, code: int) -> World:
@@ -206,7 +226,7 @@ class Space:
         number, rank = world[0], world[i + 1]
         if act in (_ANSWER, _LOSE):
             # The news comes from outside the rank: the answer, or the rank that is gone.
-            shared = self._shared[number]
+            shared = self._shared.values[number]
             news = shared.answer if act == _ANSWER else -1 - self._find_gone(shared, i)
             after = self._told.get((rank, news), _NEW)
             if after < 0:
@@ -214,14 +234,14 @@ class Space:
         else:
             after = self._next[rank][act]
             if after < 0:
-                after = self._next[rank][act] = self._advance(i, rank, act, self._shared[number])
+                after = self._next[rank][act] = self._advance(i, rank, act, self._shared.values[number])
         ranks = [*world[1:]]
         ranks[i] = after
         if act >= _STOP or act == _ANSWER or self._posts[after] != self._posts[rank]:
             if act >= _STOP or act == _ANSWER:
                 following = self._shared_next.get((number, code), _NEW)
                 if following < 0:
-                    following = self._number_shared(self._share(self._shared[number], 1 << i, act))
+                    following = self._shared.number(self._share(self._shared.values[number], 1 << i, act))
                     self._shared_next[number, code] = following
                 number = following
             number = self._settle(number, ranks)
@@ -231,7 +251,7 @@ class Space:
         """Checks everything that must hold of the ranks together. Raises: Breach."""
         key = tuple([self._progress[rank] for rank in world[1:]])
         if key not in self._together:
-            check_together([self._progress_list[number] for number in key])
+            check_together([self._all_progress.values[number] for number in key])
             self._together.add(key)
 
     def is_over(self, world: World, codes: list[int]) -> bool:
@@ -241,7 +261,7 @@ class Space:
         """
         for code in codes:
             i, act = divmod(code, ACTS)
-            if act < _URGE or act == _LOSE or (act == _URGE and self._shared[world[0]].left & ~(1 << i)):
+            if act < _URGE or act == _LOSE or (act == _URGE and self._shared.values[world[0]].left & ~(1 << i)):
                 return False
         return True
 
@@ -250,20 +270,20 @@ class Space:
 
         Raises: Breach when it is a deadlock, or not an end that the properties promise.
         """
-        check_stillness([self._progress_list[self._progress[rank]] for rank in world[1:]])
+        check_stillness([self._all_progress.values[self._progress[rank]] for rank in world[1:]])
         check_end(self.bounds, self.get_ranks(world))
 
     def get_ranks(self, world: World) -> tuple[ExploredRank, ...]:
         """Returns the ranks of a world."""
-        return tuple(self._ranks[rank] for rank in world[1:])
+        return tuple(self._states.values[rank][1] for rank in world[1:])
 
     def get_shared(self, world: World) -> Shared:
         """Returns the shared state of a world."""
-        return self._shared[world[0]]
+        return self._shared.values[world[0]]
 
     def get_answer(self, world: World) -> Answer | None:
         """Returns the answer that some ranks still wait for."""
-        return self._answers[self._shared[world[0]].answer]
+        return self._answers.values[self.get_shared(world).answer]
 
     def compute_measure(self, world: World) -> int:
         """Returns the termination measure of a world; see `measure.compute_measure`."""
@@ -274,13 +294,13 @@ class Space:
 
     def count_rank_states(self) -> int:
         """Returns how many different states of a rank have been met."""
-        return len(self._ranks)
+        return len(self._states.values)
 
     def _advance(self, i: int, number: int, act: int, shared: Shared) -> int:
         """Returns the number of rank ``i`` after ``act``. After `begin`, ranks' cores run only in this method."""
-        before = self._ranks[number]
+        _, before = self._states.values[number]
         lost = self._find_gone(shared, i) if act == _LOSE else None
-        after = self._drivers[i].act(before, Act(act), self._answers[shared.answer], lost)
+        after = self._drivers[i].act(before, Act(act), self._answers.values[shared.answer], lost)
         old, new = (compute_measure(self.bounds, self._configs[i], rank) for rank in (before, after))
         if not 0 <= new < old:
             raise Breach("TERM", f"rank {i}: the measure goes from {old} to {new}")
@@ -291,28 +311,16 @@ class Space:
         return next(rank for rank in range(self._count) if rank != i and shared.gone >> rank & 1)
 
     def _number_rank(self, i: int, rank: ExploredRank) -> int:
-        number = self._rank_numbers.get((i, rank))
-        if number is not None:
-            return number
+        if (known := self._states.find((i, rank))) is not None:
+            return known
         self._checks.check(self._configs[i], rank)
-        number = self._rank_numbers[i, rank] = len(self._ranks)
-        self._ranks.append(rank)
         self._acts.append(tuple(int(act) for act in compute_acts(rank)))
         self._taken.append(len(rank.taken))
         self._entered.append(rank.entered_steps)
         self._next.append([_NEW] * ACTS)
-        post = 0
-        if rank.post is not None:
-            post = self._post_numbers.setdefault(rank.post, len(self._post_list))
-            if post == len(self._post_list):
-                self._post_list.append(rank.post)
-        self._posts.append(post)
-        progress = compute_progress(rank)
-        place = self._progress_numbers.setdefault(progress, len(self._progress_list))
-        if place == len(self._progress_list):
-            self._progress_list.append(progress)
-        self._progress.append(place)
-        return number
+        self._posts.append(self._all_posts.number(rank.post))
+        self._progress.append(self._all_progress.number(compute_progress(rank)))
+        return self._states.number((i, rank))
 
     def _share(self, shared: Shared, bit: int, act: int) -> Shared:
         """Returns the shared state after ``act`` of the rank with ``bit``."""
@@ -331,29 +339,17 @@ class Space:
 
     def _settle(self, number: int, ranks: list[int]) -> int:
         """Returns the number of the shared state after the exchange has answered, if all ranks have posted."""
-        shared = self._shared[number]
+        shared = self._shared.values[number]
         if shared.owed:
             return number
         posts = tuple([self._posts[rank] for rank in ranks])
         if not all(posts):
             return number
-        return self._number_shared(shared._replace(owed=self._full, answer=self._answer(posts)))
-
-    def _number_shared(self, shared: Shared) -> int:
-        number = self._shared_numbers.setdefault(shared, len(self._shared))
-        if number == len(self._shared):
-            self._shared.append(shared)
-        return number
+        return self._shared.number(shared._replace(owed=self._full, answer=self._answer(posts)))
 
     def _answer(self, posts: tuple[int, ...]) -> int:
-        number = self._answer_numbers.get(posts)
+        number = self._answers_to.get(posts)
         if number is None:
-            known = [post for post in (self._post_list[post] for post in posts) if post is not None]
-            number = self._answer_numbers[posts] = self._number_answer(answer_posts(self._core, tuple(known)))
-        return number
-
-    def _number_answer(self, answer: Answer) -> int:
-        number = self._answers_known.setdefault(answer, len(self._answers))
-        if number == len(self._answers):
-            self._answers.append(answer)
+            known = [post for post in (self._all_posts.values[post] for post in posts) if post is not None]
+            number = self._answers_to[posts] = self._answers.number(answer_posts(self._core, tuple(known)))
         return number

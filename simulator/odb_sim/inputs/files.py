@@ -28,9 +28,9 @@ def write_text(path: str | Path, text: str) -> None:
         Path(path).write_text(text, encoding="utf-8")
 
 
-def write_json(path: str | Path, data: Mapping[str, object] | Sequence[object]) -> None:
+def write_json(path: str | Path, data: Mapping[str, object] | Sequence[object], *, indent: int = 2) -> None:
     """Writes a file of JSON. Raises: OSError, with the file's name."""
-    write_text(path, json.dumps(data, indent=2) + "\n")
+    write_text(path, json.dumps(data, indent=indent) + "\n")
 
 
 def write_csv(path: str | Path, rows: Iterable[Iterable[object]]) -> None:

@@ -141,21 +141,18 @@ def calibrate(
         read = _fit_reads(runs, loader)
         collate = _fit("collate", runs, lambda run: _gather_collations(run, loader), "a run needs more rounds")
     exchange = _fit("exchange", runs, lambda run: _gather_exchanges(run, network), "a run needs more rounds")
-    default = NetworkCost()
     costs = Costs(
         gpu=replace(NO_GPU, **step.values),
         collective=fit_collective(timed, replace(NO_GPU, **step.values), meeting),
-        network=NetworkCost(
-            alpha_s=exchange.values.get("alpha_s", default.alpha_s),
-            beta_s=exchange.values.get("beta_s", default.beta_s),
-            transport=transport,
-        ),
+        network=NetworkCost(transport=transport, **exchange.values),
         fitted=FittedTo(
             ranks=max(len(run.ranks) for run in runs),
             padded_tokens=max(tokens for run in runs for rank in run.ranks for tokens, _ in rank.sizes),
             longest=max(pairs // max(1, tokens) for run in runs for rank in run.ranks for tokens, pairs in rank.sizes),
         ),
-        loader=_set_loader(workers, {**read.values, **collate.values}) if workers else loader,
+        loader=LoaderCost(workers=workers, prefetch_factor=loader.prefetch_factor, **read.values, **collate.values)
+        if workers
+        else loader,
     )
     fits = [step, read, collate, exchange]
     costs = replace(costs, ranges=list_ranges(fits))
@@ -182,18 +179,6 @@ def widen_error(costs: Costs, total_errors: Sequence[float]) -> Costs:
         for name, low, high in costs.ranges.rows
     )
     return replace(costs, ranges=Ranges(rows=rows))
-
-
-def _set_loader(workers: int, values: dict[str, float]) -> LoaderCost:
-    default = LoaderCost()
-    return LoaderCost(
-        workers=workers,
-        sample_s=values.get("sample_s", default.sample_s),
-        per_token_s=values.get("per_token_s", default.per_token_s),
-        collate_step_s=values.get("collate_step_s", default.collate_step_s),
-        collate_per_token_s=values.get("collate_per_token_s", default.collate_per_token_s),
-        receive_sample_s=values.get("receive_sample_s", default.receive_sample_s),
-    )
 
 
 def is_held_back(number: int, runs: int) -> bool:

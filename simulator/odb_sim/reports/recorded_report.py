@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from odb_ref.core.batching.layouts import Layout
+import numpy as np
+
 from odb_ref.trace.check import Status, Verdict
 from odb_ref.trace.format import Json
-from odb_sim.engine.fill import MOST_CELLS, Column, FilledBatch, FillMap, choose_ranks, choose_steps, list_longest
+from odb_sim.engine.batches import count_batches
+from odb_sim.engine.fill import Fill, FillMap
 from odb_sim.engine.metrics import Summary
 from odb_sim.recorded.replay import Replay, build_run
-from odb_sim.recorded.runs import RankRecord, RecordedRun, load_runs
+from odb_sim.recorded.runs import RecordedRun, load_runs
 from odb_sim.reports.charts import Bars, LineChart, Series, choose_colours
 from odb_sim.reports.document import PageSource
 from odb_sim.reports.page import Page
@@ -44,41 +46,18 @@ SIMULATED: Final = ["simulated", "steps", "samples an update", "efficiency", "ex
 
 def draw_recorded(recorded: RecordedRun, label: str) -> FillMap:
     """Returns what each rank trained on in each step, according to its trace, which does not record for whom ranks waited."""
-    ranks = choose_ranks(len(recorded.ranks))
-    rounds = [number for number, steps in enumerate(recorded.ranks[0].rounds[: recorded.rounds]) for _ in steps]
-    first = recorded.ranks[0].start
-    kept = choose_steps(len(rounds), MOST_CELLS // len(ranks))
-    is_packed = recorded.config.layout is Layout.PACKED
-    rows = [_list_cells(recorded.ranks[rank], recorded.rounds, kept, is_packed=is_packed) for rank in ranks]
-    columns = [
-        Column(
-            step=first.planned_steps + step,
-            round=first.round + rounds[step],
-            waited_for=None,
-            cells=tuple(row[place] for row in rows),
-        )
-        for place, step in enumerate(kept)
-    ]
-    return FillMap(
-        label=label,
-        budget_tokens=recorded.config.budget_tokens,
-        is_lowered=recorded.budget_schedule is not None,
-        ranks=ranks,
-        columns=tuple(columns),
-        ranks_total=len(recorded.ranks),
-        steps_total=len(rounds),
-    )
-
-
-def _list_cells(record: RankRecord, rounds: int, kept: Sequence[int], *, is_packed: bool) -> list[FilledBatch]:
-    steps = [step for steps in record.rounds[:rounds] for step in steps]
-    cells = []
-    for place in kept:
-        lengths = [record.samples[position].length for position in steps[place].positions]
-        real = sum(lengths)
-        padded = real if is_packed else len(lengths) * max(lengths, default=0)
-        cells.append(FilledBatch(samples=len(lengths), real=real, padded=padded, lengths=list_longest(lengths)))
-    return cells
+    fill, first = Fill(len(recorded.ranks)), recorded.ranks[0].start
+    for number in range(recorded.rounds):
+        steps = max(len(record.rounds[number]) for record in recorded.ranks)
+        for record in (recorded.ranks[rank] for rank in fill.ranks):
+            groups = [tuple(record.samples[at] for at in step.positions) for step in record.rounds[number]]
+            groups += [()] * (steps - len(groups))  # a record may lack a step of the others
+            held = count_batches(groups, recorded.config.layout)
+            lengths = np.array([sample.length for group in groups for sample in group], dtype=np.int64)
+            fill.add(record.rank, held.samples[None], held.real[None], held.padded[None], lengths)
+        fill.end(first.round + number, np.zeros((len(recorded.ranks), steps)), np.zeros(steps, dtype=np.bool_))
+    is_lowered = recorded.budget_schedule is not None
+    return fill.build(label, recorded.config.budget_tokens, is_lowered=is_lowered, first_step=first.planned_steps)
 
 
 def write_replay_report(

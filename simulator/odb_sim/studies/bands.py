@@ -12,8 +12,7 @@ of the ratio of samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -22,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from odb_sim.engine.metrics import COMPLETE, Summary
-from odb_sim.inputs.costs import ERROR, Costs
+from odb_sim.inputs.costs import ERROR, RANGED, Costs, StepTable
 from odb_sim.inputs.workload import Workload
-from odb_sim.studies.processes import Local
+from odb_sim.studies.cells import Runner
 from odb_sim.studies.runs import Run, run
 
 Vector = NDArray[np.float64]
@@ -150,26 +149,13 @@ def _replace(costs: Costs, name: str, value: float) -> Costs:
 
 def scale_steps(costs: Costs, factor: float) -> Costs:
     """Returns the costs with steps, including their collectives, that take ``factor`` times as long."""
-    gpu, collective = costs.gpu, costs.collective
-    return replace(
-        costs,
-        gpu=replace(
-            gpu,
-            fixed_s=gpu.fixed_s * factor,
-            per_token_s=gpu.per_token_s * factor,
-            per_token2_s=gpu.per_token2_s * factor,
-            floor_s=gpu.floor_s * factor,
-        ),
-        collective=replace(
-            collective,
-            fixed_s=collective.fixed_s * factor,
-            latency_s=collective.latency_s * factor,
-            transfer_s=collective.transfer_s * factor,
-        ),
-        step_table=replace(
-            costs.step_table, rows=tuple([(tokens, seconds * factor) for tokens, seconds in costs.step_table.rows])
-        ),
-    )
+    rows = tuple([(tokens, seconds * factor) for tokens, seconds in costs.step_table.rows])
+    costs = replace(costs, step_table=StepTable(rows=rows))
+    for name in RANGED:
+        section, _, number = name.partition(".")
+        if section in ("gpu", "collective"):
+            costs = _replace(costs, name, factor * float(getattr(getattr(costs, section), number)))
+    return costs
 
 
 def is_quick(what: Run) -> bool:
@@ -200,14 +186,13 @@ def compute_bands(
     *,
     draws: int = _DRAWS,
     most: int | None = None,
-    executor: Executor | None = None,
-    on_done: Callable[[int], None] | None = None,
+    runner: Runner | None = None,
 ) -> Bands:
     """Returns the bands of the times of ``runs``, which must have the same samples and costs.
 
-    An epoch of more than ``most`` samples is judged by that number. ``on_done`` gets the number of simulations done.
+    An epoch of more than ``most`` samples is judged by that number.
     """
-    executor = executor or Local()
+    runner = runner or Runner()
     total = runs[0].workload.samples_total
     least = LEAST_SAMPLES * runs[0].workload.ranks
     most = max(least, most or (LARGEST_EVENTS if any(map(_needs_events, runs)) else LARGEST_BANDED))
@@ -221,12 +206,10 @@ def compute_bands(
         varied = []
     ends = [[replace(what, costs=costs) for what in cut] for item in inputs for costs in (item.low, item.high)]
     todo = [what for group in (cut, *varied, *ends) for what in group]
-    futures = [executor.submit(partial(_measure, what)) for what in todo]
     seconds = []
-    for done, future in enumerate(futures, 1):
+    for future in [runner.executor.submit(partial(_measure, what)) for what in todo]:
         seconds.append(future.result())
-        if on_done is not None:
-            on_done(done)
+        runner.note()
     logs = np.log(np.array(seconds)).reshape(-1, len(runs))
     drawn, rest = logs[1 : 1 + len(varied)], logs[1 + len(varied) :] - logs[0]
     names = [(item.name, item.remedy) for item in inputs]

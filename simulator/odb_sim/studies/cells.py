@@ -1,6 +1,6 @@
 """Studies made of cells. A cell is a simulation, which is repeated if its process dies, and kept, so that a study can resume.
 
-`run_cells` takes any `concurrent.futures.Executor`: the processes of this machine, `Local` for this process alone, a Dask or
+A `Runner` takes any `concurrent.futures.Executor`: the processes of this machine, `Local` for this process alone, a Dask or
 Ray cluster (`odb_sim.studies.clusters`), and others with that interface. A cell whose worker dies is run once more. One that
 fails twice is a `CellFailure`, and the others continue. With a `Store` each answer is written to a folder as it comes, and the
 same command finds it there.
@@ -30,7 +30,7 @@ from odb_sim.engine.metrics import Summary
 from odb_sim.inputs.files import naming
 from odb_sim.inputs.lengths import Integers
 from odb_sim.inputs.rules import digest_rule
-from odb_sim.studies.processes import WorkerDied
+from odb_sim.studies.processes import Local, WorkerDied
 
 FILE: Final = "cells.ndjson"
 _TRIES: Final = 2
@@ -198,76 +198,94 @@ class ClusterGone(UsageError):
 
 
 class WatchedExecutor(Executor):
-    """An executor with remote workers, which it may lose. `run_cells` checks it while it waits."""
+    """An executor with remote workers, which it may lose. A `Runner` checks it while it waits."""
 
     def check(self) -> None:
         """Checks that there are workers. Raises: UsageError when there are none."""
 
 
-def run_cells(
-    cells: Sequence[Cell],
-    executor: Executor,
-    *,
-    store: Store | None = None,
-    on_done: Callable[[int], None] | None = None,
-) -> list[CellAnswer | CellFailure]:
-    """Returns the answers or failures of all cells, in order. ``on_done`` gets the number of cells done.
+class Runner:
+    """Runs the simulations of a study: knows where, keeps their answers, and counts them.
 
-    Raises: the error of a simulation that refuses its settings or breaks a property. Cells not yet begun are then given up.
+    ``on_done`` gets the number of simulations done, those that were kept before among them.
     """
-    store = store or Store(None)
-    answers: dict[int, CellAnswer | CellFailure] = {}
-    for place, cell in enumerate(cells):
-        if (answer := store.find(cell.key)) is not None:
-            answers[place] = answer
-    todo = deque(place for place in range(len(cells)) if place not in answers)
-    tries = dict.fromkeys(todo, 0)
-    again = deque[int]()
-    """The cells whose worker died. Each is run alone, because a cluster fails all cells that a worker had when it died."""
-    waiting: dict[Future[CellAnswer], int] = {}
-    try:
-        while todo or waiting or again:
-            if not todo and not waiting:
-                todo.append(again.popleft())
-            if todo:
-                place = todo.popleft()
-                tries[place] += 1
-                waiting[executor.submit(cells[place].simulate)] = place
-            # Answers are kept at once, even if each cell is simulated as it is submitted.
-            watched = executor if isinstance(executor, WatchedExecutor) else None
-            pause_s = 0 if todo else None if watched is None else _LOOK_EVERY_S
-            done = wait(waiting, timeout=pause_s, return_when=FIRST_COMPLETED).done
-            if watched is not None and not done and not todo:
-                watched.check()
-            for future in done:
-                place = waiting.pop(future)
-                try:
-                    answers[place] = future.result()
-                    store.add(cells[place].key, future.result())
-                except Exception as error:
-                    if isinstance(error, OdbError | OSError) and not isinstance(error, WorkerDied):
-                        raise
-                    # The process is gone, or a cluster reports so with an error of its own.
-                    if watched is not None:
-                        watched.check()
-                    if tries[place] < _TRIES:
-                        again.append(place)
-                        continue
-                    answers[place] = CellFailure(cells[place].point, " ".join(str(error).split())[:200] or repr(error))
-                if on_done is not None:
-                    on_done(len(answers))
-    except ClusterGone as error:
-        kept = (
-            "are kept, and the same command continues from there"
-            if store.is_lasting
-            else "are lost: pass --out FOLDER to keep them"
-        )
-        raise UsageError(f"--executor {error}; {len(answers)} of {len(cells)} simulations {kept}") from error
-    finally:
-        for future in waiting:
-            with suppress(Exception):  # a cluster that is gone has nothing to cancel
-                future.cancel()
-    return [answers[place] for place in range(len(cells))]
+
+    def __init__(
+        self,
+        executor: Executor | None = None,
+        store: Store | None = None,
+        on_done: Callable[[int], None] | None = None,
+    ) -> None:
+        self.executor = executor or Local()
+        self._store = store or Store(None)
+        self._on_done = on_done
+        self._done = 0
+
+    def note(self) -> None:
+        """Counts one more simulation as done."""
+        self._done += 1
+        if self._on_done is not None:
+            self._on_done(self._done)
+
+    def run(self, cells: Sequence[Cell]) -> list[CellAnswer | CellFailure]:
+        """Returns the answers or failures of all cells, in order.
+
+        Raises: the error of a simulation that refuses its settings or breaks a property. Cells not yet begun are then given up.
+        """
+        answers: dict[int, CellAnswer | CellFailure] = {}
+        for place, cell in enumerate(cells):
+            if (answer := self._store.find(cell.key)) is not None:
+                answers[place] = answer
+        self._done += len(answers)
+        todo = deque(place for place in range(len(cells)) if place not in answers)
+        tries = dict.fromkeys(todo, 0)
+        again = deque[int]()
+        """The cells whose worker died. Each is run alone, because a cluster fails all cells that a worker had when it died."""
+        waiting: dict[Future[CellAnswer], int] = {}
+        try:
+            while todo or waiting or again:
+                if not todo and not waiting:
+                    todo.append(again.popleft())
+                if todo:
+                    place = todo.popleft()
+                    tries[place] += 1
+                    waiting[self.executor.submit(cells[place].simulate)] = place
+                # Answers are kept at once, even if each cell is simulated as it is submitted.
+                watched = self.executor if isinstance(self.executor, WatchedExecutor) else None
+                pause_s = 0 if todo else None if watched is None else _LOOK_EVERY_S
+                done = wait(waiting, timeout=pause_s, return_when=FIRST_COMPLETED).done
+                if watched is not None and not done and not todo:
+                    watched.check()
+                for future in done:
+                    place = waiting.pop(future)
+                    try:
+                        answers[place] = future.result()
+                        self._store.add(cells[place].key, future.result())
+                    except Exception as error:
+                        if isinstance(error, OdbError | OSError) and not isinstance(error, WorkerDied):
+                            raise
+                        # The process is gone, or a cluster reports so with an error of its own.
+                        if watched is not None:
+                            watched.check()
+                        if tries[place] < _TRIES:
+                            again.append(place)
+                            continue
+                        answers[place] = CellFailure(
+                            cells[place].point, " ".join(str(error).split())[:200] or repr(error)
+                        )
+                    self.note()
+        except ClusterGone as error:
+            kept = (
+                "are kept, and the same command continues from there"
+                if self._store.is_lasting
+                else "are lost: pass --out FOLDER to keep them"
+            )
+            raise UsageError(f"--executor {error}; {len(answers)} of {len(cells)} simulations {kept}") from error
+        finally:
+            for future in waiting:
+                with suppress(Exception):  # a cluster that is gone has nothing to cancel
+                    future.cancel()
+        return [answers[place] for place in range(len(cells))]
 
 
 def split_failed(answers: Sequence[CellAnswer | CellFailure]) -> tuple[list[CellAnswer], list[CellFailure]]:

@@ -8,7 +8,6 @@ with like; `Compared.compute_speedup` returns its ratio.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -21,9 +20,8 @@ from odb_sim.engine.metrics import Summary
 from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.studies.bands import CERTAIN, Band, Bands, compute_bands, is_quick, list_uncertain
-from odb_sim.studies.cells import Cell, CellAnswer, CellFailure, Point, Store, compute_key, run_cells, split_failed
+from odb_sim.studies.cells import Cell, CellAnswer, CellFailure, Point, Runner, compute_key, split_failed
 from odb_sim.studies.fitted import fit_batches
-from odb_sim.studies.processes import Local
 from odb_sim.studies.runs import Run
 from odb_sim.studies.settings import list_costly
 from odb_sim.studies.sweep import simulate_run
@@ -149,15 +147,11 @@ def _divide(summary: Summary, reference: Summary) -> float:
 def compare(
     runs: Sequence[Run],
     policies: Sequence[str],
-    executor: Executor | None = None,
-    on_done: Callable[[int], None] | None = None,
+    runner: Runner | None = None,
     *,
-    store: Store | None = None,
     has_bands: bool = False,
 ) -> tuple[list[Compared], list[CellFailure]]:
     """Simulates each run twice with every policy. Simulations that fail twice are left out, and returned separately.
-
-    ``on_done`` gets the number of simulations done.
 
     With ``has_bands`` speed-ups have bands however long these take; otherwise only if they are quick to compute.
 
@@ -166,30 +160,26 @@ def compare(
     Raises: UsageError when a policy does not exist, before any is run, or a global batch leaves a rank without a sample;
     InvariantError when a property does not hold.
     """
-    executor = executor or Local()
+    runner, count = runner or Runner(), len(policies)
     every = [replace(what, policy=policy) for what in runs for policy in policies]
-    cells = [_make_cell(replace(one, global_batch=EVERY_STEP), _simulate_own) for one in every]
-    own = run_cells(cells, executor, store=store, on_done=on_done)
-    before = len(cells)
-    report = None if on_done is None else _shift(on_done, before)
-    fitted = []
+    own = runner.run([_make_cell(replace(one, global_batch=EVERY_STEP), _simulate_own) for one in every])
+    at = []
     for number, what in enumerate(runs):
-        answers, _ = split_failed(own[number * len(policies) : (number + 1) * len(policies)])
+        answers, _ = split_failed(own[number * count : (number + 1) * count])
         most = max(answer.summary.samples_per_update for answer in answers)
-        fitted.append(replace(what, global_batch=GlobalBatch(samples=ceil(max(1.0, most)))))
-    at = [what if what.global_batch.goal is not None else fitted[number] for number, what in enumerate(runs)]
+        fitted = replace(what, global_batch=GlobalBatch(samples=ceil(max(1.0, most))))
+        at.append(fitted if what.global_batch.goal is None else what)
     todo = [replace(what, policy=policy) for what in at for policy in policies]
-    accumulated = run_cells([_make_cell(one, simulate_run) for one in todo], executor, store=store, on_done=report)
+    accumulated = runner.run([_make_cell(one, simulate_run) for one in todo])
     compared = []
     for number, what in enumerate(at):
-        part = slice(number * len(policies), (number + 1) * len(policies))
+        part = slice(number * count, (number + 1) * count)
         found = {
             policy: (first, second)
             for policy, first, second in zip(policies, own[part], accumulated[part], strict=True)
             if isinstance(first, CellAnswer) and isinstance(second, CellAnswer)
         }
-        pairs = list(found.values())
-        if not pairs:
+        if not found:
             raise UsageError(f"{what.workload.name}: every policy has failed")
         reference = REFERENCE if REFERENCE in found else next(iter(found))
         cautions = [
@@ -204,11 +194,10 @@ def compare(
                 *[item for item in second.cautions if item.about in (About.UPDATE, About.FITTED)],
             )
         ]
-        summaries = tuple(first.summary for first, _ in pairs)
-        ends = tuple(second.summary for _, second in pairs)
+        summaries, ends = (tuple([one.summary for one in answers]) for answers in zip(*found.values(), strict=True))
         runs_at = [fit_batches(replace(what, policy=policy)) for policy in found]
         is_asked = has_bands or all(map(is_quick, runs_at))
-        bands = compute_bands(runs_at, list_uncertain(what.costs), executor=executor) if is_asked else None
+        bands = compute_bands(runs_at, list_uncertain(what.costs), runner=Runner(runner.executor)) if is_asked else None
         one = Compared(what, summaries, ends, tuple(cautions), bands)
         compared.append(replace(one, cautions=(*cautions, *_list_length_cautions(one))))
     return compared, [answer for answer in (*own, *accumulated) if isinstance(answer, CellFailure)]
@@ -251,7 +240,3 @@ def _simulate_own(what: Run, point: Point) -> CellAnswer:
     answer = simulate_run(what, point)
     costly = [replace(caution, text=f"{what.policy}, {caution.text}") for caution in list_costly(what, answer.summary)]
     return replace(answer, cautions=(*answer.cautions, *costly))
-
-
-def _shift(on_progress: Callable[[int], None], before: int) -> Callable[[int], None]:
-    return lambda done: on_progress(before + done)

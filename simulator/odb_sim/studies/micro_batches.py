@@ -11,7 +11,7 @@ its least possible time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -219,15 +219,7 @@ def _list_minorants(costs: Costs, largest: int) -> list[tuple[float, float, floa
 
 
 def _average(parts: Sequence[Divided]) -> Divided:
-    def mean(name: str) -> float:
-        return float(np.mean([getattr(part, name) for part in parts]))
-
-    return replace(
-        parts[0],
-        micro_batches=mean("micro_batches"),
-        least=mean("least"),
-        fill=mean("fill"),
-        wait=mean("wait"),
-        step_s=mean("step_s"),
-        wait_s=mean("wait_s"),
+    names = [item.name for item in fields(Divided) if item.name != "way"]
+    return Divided(
+        way=parts[0].way, **{name: float(np.mean([getattr(part, name) for part in parts])) for name in names}
     )

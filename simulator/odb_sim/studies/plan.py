@@ -8,10 +8,8 @@ figures are those of the whole, or of a larger part if that takes more than seco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from math import ceil, exp, hypot, log
 from typing import Final
 
@@ -27,7 +25,7 @@ from odb_sim.inputs.costs import RANGED, Costs, Ranges
 from odb_sim.inputs.jobs import TrainingJob
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.studies.bands import LEFT_OUT, Band, Bands, Uncertain, compute_bands, list_uncertain
-from odb_sim.studies.cells import CellAnswer, CellFailure, Point, Store
+from odb_sim.studies.cells import CellAnswer, CellFailure, Point, Runner
 from odb_sim.studies.comparison import REFERENCE
 from odb_sim.studies.fitted import fit_batches
 from odb_sim.studies.runs import Run, is_rule, run
@@ -202,13 +200,8 @@ class RunPlan:
         return self.bands.combine(*[float(one is self.ways[1]) - float(one is way) for one in self.ways])
 
 
-def make_plan(
-    wanted: Wanted, executor: Executor, on_done: Callable[[int], None] | None = None, *, store: Store | None = None
-) -> RunPlan:
-    """Returns the plan. ``on_done`` gets the number of simulations done.
-
-    Raises: UsageError when ``wanted`` is not valid.
-    """
+def make_plan(wanted: Wanted, runner: Runner) -> RunPlan:
+    """Returns the plan. Raises: UsageError when ``wanted`` is not valid."""
     if wanted.budget_tokens < int(wanted.lengths.tokens.min()):
         if wanted.memory_tokens is not None:
             raise UsageError(
@@ -219,12 +212,6 @@ def make_plan(
             f"{wanted.job.model.name} on {wanted.job.gpus:,} GPUs has room for {wanted.budget_tokens:,} to {most:,} "
             "tokens, and the shortest sample may not fit: use more GPUs, or pass --memory-tokens if you know what fits"
         )
-    counter = count(1)
-
-    def tell(_: int) -> None:
-        if on_done is not None:
-            on_done(next(counter))
-
     searched, simulated = wanted.draw(LARGEST_SEARCHED), wanted.draw(LARGEST_SIMULATED)
     ways: list[Way] = []
     cautions: tuple[Caution, ...] = ()
@@ -233,7 +220,7 @@ def make_plan(
 
         def simulate(points: Sequence[Point], study: Study = study) -> list[CellAnswer | CellFailure]:
             study.check(points)
-            return run_grid(study, points, executor, tell, store=store)
+            return run_grid(study, points, runner)
 
         start, dimensions = _build_dimensions(wanted, searched, policy, terms.layout)
         found = SettingSearch(simulate, dimensions, _TOLERANCE).run(start)
@@ -244,7 +231,7 @@ def make_plan(
         batch = "" if size is None else f" of {size:,}"
         # The bands draw from these samples again, and may miss the longest, which determines the size.
         ways.append(Way(name + batch, needs, replace(what, batch_size=size), result.summary))
-    bands = compute_bands([way.what for way in ways], wanted.list_inputs(), executor=executor, on_done=tell)
+    bands = compute_bands([way.what for way in ways], wanted.list_inputs(), runner=runner)
     said = _list_cautions(wanted, ways, cautions)
     if len(searched) < len(wanted.lengths):
         said.append(

@@ -15,8 +15,7 @@ from odb_ref.arrays.windows import fits_twins
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import RULES, TargetRule
 from odb_ref.core.batching.sizes import Sizes
-from odb_ref.core.config import Config, Terms, choose_ramp
-from odb_ref.core.effects import OutcomeKind
+from odb_ref.core.config import Config, choose_ramp
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
 from odb_ref.trace.origin import Origin, OwnedLot, make_lot, place_lot
@@ -26,13 +25,12 @@ from odb_sim.baselines.peer import plan_peer
 from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, RankBatches, compute_batch_size
 from odb_sim.engine.cautions import Caution, list_cautions
 from odb_sim.engine.fill import Fill
-from odb_sim.engine.metrics import COMPLETE, RunSettings, StepRow, Summary, compute_summary
+from odb_sim.engine.metrics import RunSettings, StepRow, Summary, compute_summary
 from odb_sim.engine.rounds import simulate_rounds
 from odb_sim.engine.stage import Epoch
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.engine.world import SimulatedWorld, TimedObserver
-from odb_sim.inputs.conditions import Fault
 from odb_sim.inputs.rules import OWN, load_policy_rule
 from odb_sim.inputs.workload import Sharding
 
@@ -224,9 +222,6 @@ PLANNED_LAYOUT: Final = {"packing": Layout.PACKED}
 PLANNED_ORDER: Final = "planned"
 """Stands for the order of a baseline's steps, which the plan decides."""
 
-JOIN_ALL: Final = Terms()
-"""The defaults: every sample is trained on."""
-
 
 def _plan(what: Run) -> list[RankBatches]:
     if what.policy == PEER:
@@ -268,9 +263,7 @@ def run(
     if what.is_protocol and what.update_samples is not None:  # overrides the global batch of a comparison
         what = replace(what, global_batch=GlobalBatch(samples=what.update_samples))
     batch_size: int | None = None
-    outcome, fault_s, abort_s, ended_s, policy, driver = COMPLETE, None, None, 0.0, what.policy, "plan"
-    missed: tuple[Fault, ...] = ()
-    harmless: tuple[Fault, ...] = ()
+    policy, driver = what.policy, "plan"
     if what.is_protocol:
         config = what.build_config()
         policy = config.rule.name
@@ -278,13 +271,9 @@ def run(
     if driver == Driver.ROUNDS:
         record = simulate_rounds(what, config, fill=fill, on_progress=on_progress)
     elif driver == Driver.EVENTS:
-        world = SimulatedWorld(what, config, observer=observer, timeline=timeline, fill=fill, on_progress=on_progress)
-        outcome = world.run()
-        record, stage = world.recorder.end(), world.stage
-        fault_s, abort_s, ended_s = stage.fault_s, stage.abort_s, stage.ended_s
-        missed = tuple([fault for fault in what.conditions.faults if fault not in stage.acted])
-        if outcome.kind is OutcomeKind.COMPLETE:
-            harmless = tuple([fault for fault in what.conditions.faults if fault in stage.acted])
+        record = SimulatedWorld(
+            what, config, observer=observer, timeline=timeline, fill=fill, on_progress=on_progress
+        ).run()
     else:
         if what.policy in FIXED_SIZE:
             batch_size = compute_batch_size(what.workload, _choose_planned_tokens(what))
@@ -317,18 +306,14 @@ def run(
         wall_time_s=wall_time_s,
         driver=driver,
         expected_samples=what.expected_samples,
-        outcome=outcome,
-        fault_s=fault_s,
-        abort_s=abort_s,
-        ended_s=ended_s,
     )
     cautions = list_cautions(
         what.workload,
         summary,
         what.costs.fitted,
         is_steady=what.budget_schedule is None,
-        missed=missed,
-        harmless=harmless,
+        faults=what.conditions.faults,
+        acted=record.acted,
     )
     return Result(summary, record.rows, cautions)
 

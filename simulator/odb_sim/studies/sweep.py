@@ -5,8 +5,7 @@ The answers come in the order of the grid, and are the same whatever executor ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -23,9 +22,9 @@ from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import Sharding, Workload, build_workload
 from odb_sim.studies.bands import Band, estimate, is_quick
-from odb_sim.studies.cells import Cell, CellAnswer, CellFailure, Point, Store, compute_key, run_cells
+from odb_sim.studies.cells import Cell, CellAnswer, CellFailure, Point, Runner, compute_key
 from odb_sim.studies.fitted import describe_fit, fit_batches
-from odb_sim.studies.runs import JOIN_ALL, Run, has_window, is_rule, run
+from odb_sim.studies.runs import Run, has_window, is_rule, run
 
 _NO_LENGTHS: Final = Lengths("", np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
@@ -43,7 +42,7 @@ class Study:
     """The samples of a fixed batch. None means the number of longest samples that fit the budget."""
     costs: Costs = field(default_factory=Costs)
     conditions: Conditions = STEADY
-    terms: Terms = JOIN_ALL
+    terms: Terms = field(default_factory=Terms)
 
     def build_workload(self, ranks: int, samples: int | None = None) -> Workload:
         """Returns the workload of ``ranks`` ranks, with ``samples`` samples if given, else the study's.
@@ -140,15 +139,8 @@ def estimate_answer(study: Study, answer: CellAnswer) -> Band | None:
     return estimate(what, answer.summary) if is_quick(what) else None
 
 
-def run_grid(
-    study: Study,
-    points: Sequence[Point],
-    executor: Executor,
-    on_done: Callable[[int], None] | None = None,
-    *,
-    store: Store | None = None,
-) -> list[CellAnswer | CellFailure]:
-    """Returns the answers or failures of all points, in order. ``on_done`` gets the number of points done.
+def run_grid(study: Study, points: Sequence[Point], runner: Runner) -> list[CellAnswer | CellFailure]:
+    """Returns the answers or failures of all points, in order.
 
     Raises: the error of the first point to fail, unless its process was killed. Points not yet begun are then given up.
     """
@@ -162,4 +154,4 @@ def run_grid(
         )
         for point in points
     ]
-    return run_cells(cells, executor, store=store, on_done=on_done)
+    return runner.run(cells)

@@ -29,10 +29,8 @@ recommendation, and shown beside it with its best settings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count as count_from
 from typing import Final
 
 from odb_ref.core.batching.cost import TOKENS
@@ -42,7 +40,7 @@ from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import RAMP_ROUNDS, choose_ramp
 from odb_ref.core.errors import UsageError
 from odb_sim.inputs.workload import Sharding
-from odb_sim.studies.cells import CellAnswer, CellFailure, Point, Store
+from odb_sim.studies.cells import CellAnswer, CellFailure, Point, Runner
 from odb_sim.studies.search import Dimensions, SettingSearch, Value, compute_host_tokens, list_own
 from odb_sim.studies.sweep import Study, run_grid
 
@@ -218,28 +216,18 @@ def compute_budget_ladder(memory_tokens: int) -> list[int]:
     return sorted({max(1, memory_tokens * eighths // 8) for eighths in range(2, 9)})
 
 
-def tune(
-    question: Question,
-    executor: Executor,
-    on_done: Callable[[int], None] | None = None,
-    *,
-    store: Store | None = None,
-    choices: Iterable[Choice] = (),
-) -> Tuning:
+def tune(question: Question, runner: Runner | None = None, *, choices: Iterable[Choice] = ()) -> Tuning:
     """Returns the cheapest setting within the tolerance, and the curves it was chosen from. It also shows what each of
-    ``choices`` (`list_choices`) would bring, which takes about the same number of simulations again for each. ``on_done`` is
-    called for each simulation.
+    ``choices`` (`list_choices`) would bring, which takes about the same number of simulations again for each.
 
     Raises: UsageError when the question is not valid.
     """
-    counter = count_from(1)
+    used = runner or Runner()
 
     def make_search(study: Study, dimensions: Dimensions) -> SettingSearch:
-        heard = None if on_done is None else (lambda _: on_done(next(counter)))
-
         def simulate(points: Sequence[Point]) -> Sequence[CellAnswer | CellFailure]:
             study.check(points)
-            return run_grid(study, points, executor, heard, store=store)
+            return run_grid(study, points, used)
 
         return SettingSearch(simulate, dimensions, question.tolerance)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
 from odb_ref.core.batching.rules import RULES, compute_bounds
 from odb_ref.core.offer import Offer
-from odb_sim.verify.agreements import fit, is_possible
+from odb_sim.verify.agreements import describe_agreement, fit, is_possible
 from odb_sim.verify.guard import CHANGES, OUTSIDE
 from odb_sim.verify.rule_client import PROCESSES, Answer, RuleProcesses
+from odb_sim.verify.stages import Finding
 
 Ask = Callable[[Sequence[Offer]], Sequence[Answer]]
 
@@ -26,17 +26,13 @@ _AGAIN: Final = 2_000
 _FURTHER: Final = 300
 
 
-@dataclass(frozen=True, slots=True)
-class Refutation:
-    """Why a rule is refused: the property, what happened, and the smallest agreement found that shows it."""
-
-    property: str
-    detail: str
-    agreement: Offer | None = None
+def _find(property_: str, detail: str, case: Offer | str) -> Finding:
+    shown = case if isinstance(case, str) else f"agreement {describe_agreement(case)}"
+    return Finding(property=property_, detail=detail, case=shown)
 
 
-def check_bounds(ask: Ask, agreements: Sequence[Offer], answers: Sequence[Answer]) -> Refutation | None:
-    """Returns a refutation if the rule leaves its bounds, with the first such agreement made small. Spec: R3.3."""
+def check_bounds(ask: Ask, agreements: Sequence[Offer], answers: Sequence[Answer]) -> Finding | None:
+    """Returns a finding if the rule leaves its bounds, with the first such agreement made small. Spec: R3.3."""
     for agreement, answer in zip(agreements, answers, strict=True):
         detail = _describe_breach(agreement, answer)
         if detail is not None:
@@ -44,7 +40,7 @@ def check_bounds(ask: Ask, agreements: Sequence[Offer], answers: Sequence[Answer
             small = agreement if is_slow else _shrink(ask, agreement)
             again = None if is_slow else _describe_breach(small, *ask([small]))
             is_impure = isinstance(answer, str) and answer.startswith((OUTSIDE, CHANGES))
-            return Refutation(PURE if is_impure else BOUNDS, again or detail, small)
+            return _find(PURE if is_impure else BOUNDS, again or detail, small)
     return None
 
 
@@ -84,8 +80,8 @@ def _iterate_lower(agreement: Offer, name: str) -> list[Offer]:
     return [one for one in tried if one.groups_max <= agreement.groups_max and one.samples_max <= agreement.samples_max]
 
 
-def check_purity(rule: RuleProcesses, agreements: Sequence[Offer], answers: Sequence[Answer]) -> Refutation | None:
-    """Returns a refutation if an answer depends on more than the agreement, such as earlier questions or the process.
+def check_purity(rule: RuleProcesses, agreements: Sequence[Offer], answers: Sequence[Answer]) -> Finding | None:
+    """Returns a finding if an answer depends on more than the agreement, such as earlier questions or the process.
 
     Rank 0 has answered all agreements in order. It is asked some again, rank 1 all backwards, and each further rank some in a
     different order. Finally some are asked under further hash seeds.
@@ -107,36 +103,37 @@ def check_purity(rule: RuleProcesses, agreements: Sequence[Offer], answers: Sequ
             who = (
                 f"rank {rank}, another process, asked in another order, answers" if rank else "asked again, it answers"
             )
-            return Refutation(PURE, f"rank 0 answered {one}; {who} {other}", agreement)
+            return _find(PURE, f"rank 0 answered {one}; {who} {other}", agreement)
     return check_state(rule)
 
 
-def check_state(rule: RuleProcesses) -> Refutation | None:
-    """Returns a refutation if a rank's rule keeps state between questions, since its answers may then change after more."""
+def check_state(rule: RuleProcesses) -> Finding | None:
+    """Returns a finding if a rank's rule keeps state between questions, since its answers may then change after more."""
     changes = (rule.get_process(rank).find_change() for rank in range(PROCESSES))
     change = next(filter(None, changes), "")
     advice = "what it has computed it may remember by functools.lru_cache alone"
-    return Refutation(PURE, f"it keeps state between calls: {change}; {advice}") if change else None
+    return _find(PURE, f"it keeps state between calls: {change}; {advice}", "what it keeps") if change else None
 
 
-def check_name(rule: RuleProcesses, agreements: Sequence[Offer], answers: Sequence[Answer]) -> Refutation | None:
-    """Returns a refutation if the rule's name does not identify it. Ranks compare rules by name only (R1.4)."""
+def check_name(rule: RuleProcesses, agreements: Sequence[Offer], answers: Sequence[Answer]) -> Finding | None:
+    """Returns a finding if the rule's name does not identify it. Ranks compare rules by name only (R1.4)."""
     description = rule.description
     if not description.name:
-        return Refutation(NAME, f"its name is {description.shown}, which is not a word")
+        return _find(NAME, f"its name is {description.shown}, which is not a word", "its name")
     for rank in range(1, PROCESSES):
         other = rule.get_process(rank).description
         if other.name != description.name:
-            return Refutation(NAME, f"it is called {description.shown} on rank 0 and {other.shown} on rank {rank}")
+            detail = f"it is called {description.shown} on rank 0 and {other.shown} on rank {rank}"
+            return _find(NAME, detail, "its name")
     shipped = RULES.get(description.name)
     if shipped is not None:
         for agreement, answer in zip(agreements, answers, strict=True):
             expected = shipped.compute_target(agreement)
             if answer != expected:
                 detail = f"it is called {description.name!r} as a shipped rule is, which answers {expected}, and this {answer}"
-                return Refutation(NAME, detail, agreement)
+                return _find(NAME, detail, agreement)
     variant = rule.get_process(0).find_variant(random.Random(0).sample(agreements, min(3_000, len(agreements))))
     if variant is not None:
         detail = f"with {variant.parameter}={variant.value} it is called {description.name!r} too, and answers {variant.theirs}"
-        return Refutation(NAME, f"{detail} in place of {variant.ours}", variant.agreement)
+        return _find(NAME, f"{detail} in place of {variant.ours}", variant.agreement)
     return None

@@ -190,10 +190,9 @@ class Server:
         """Yields the rule with parameters changed. Adds parameters for which no other value is known to ``unvaried``."""
         kind = type(self.rule)
         for other_kind in [*getattr(sys.modules.get(kind.__module__), "__dict__", {}).values()]:
-            if isinstance(other_kind, type) and other_kind.__module__ == kind.__module__ and other_kind is not kind:
-                sibling = _make(other_kind, {})
-                if sibling is not None:
-                    yield _CLASS, other_kind.__name__, sibling
+            is_sibling = isinstance(other_kind, type) and other_kind.__module__ == kind.__module__
+            if is_sibling and other_kind is not kind and (sibling := _make(other_kind, {})) is not None:
+                yield _CLASS, other_kind.__name__, sibling
         try:
             parameters = inspect.signature(kind).parameters
         except (TypeError, ValueError):
@@ -203,24 +202,20 @@ class Server:
         yield from self._make_otherwise(kind, words)
         for one, two in combinations(sorted(given.keys() - {"name"}), 2):
             for pair in iterate_pairs(given[one], given[two]):
-                variant = _make(kind, {**given, one: pair[0], two: pair[1]})
-                if variant is not None:
+                if (variant := _make(kind, {**given, one: pair[0], two: pair[1]})) is not None:
                     yield f"({one}, {two})", repr(pair), variant
         for name, parameter in parameters.items():
             if name == "name":
                 continue
+            is_open = parameter.kind is parameter.VAR_KEYWORD
+            tried: list[tuple[Mapping[str, object], object]] = []
+            tried += [(options, options) for options in (iterate_options(words) if is_open else ())]
+            tried += [({name: other}, other) for other in iterate_others(given.get(name, parameter.default), words)]
             has_made = False
-            if parameter.kind is parameter.VAR_KEYWORD:
-                for options in iterate_options(words):
-                    variant = _make(kind, {**given, **options}) or _make(kind, options)
-                    if variant is not None:
-                        has_made = True
-                        yield name, repr(options), variant
-            for other in iterate_others(given.get(name, parameter.default), words):
-                variant = _make(kind, {**given, name: other}) or _make(kind, {name: other})
-                if variant is not None:
+            for values, shown in tried:
+                if (variant := _make(kind, {**given, **values}) or _make(kind, values)) is not None:
                     has_made = True
-                    yield name, repr(other), variant
+                    yield name, repr(shown), variant
             if not has_made:
                 unvaried.append(name)
 

@@ -33,7 +33,6 @@ from odb_sim.verify.agreements import (
     ROUNDS,
     SIZES,
     SMALL_SAMPLES,
-    describe_agreement,
     iterate_around,
     iterate_grid,
     iterate_large,
@@ -45,7 +44,6 @@ from odb_sim.verify.alone import (
     NAME,
     PURE,
     SHUFFLED,
-    Refutation,
     check_bounds,
     check_name,
     check_purity,
@@ -110,7 +108,7 @@ def verify(rule: RuleProcesses, name: str, *, seed: int = 0) -> Iterator[Stage]:
         yield replace(found, findings=tuple(map(_keep_what_replays, found.findings)))
     simulated = simulate_traces(rule, seed)
     kept = None if pure.findings else check_state(rule)
-    yield replace(simulated, findings=(*simulated.findings, _describe(kept))) if kept else simulated
+    yield replace(simulated, findings=(*simulated.findings, kept)) if kept else simulated
 
 
 def _keep_what_replays(finding: Finding) -> Finding:
@@ -190,17 +188,10 @@ def compute_verdicts(stages: Sequence[Stage]) -> dict[str, tuple[str, str]]:
 
 
 def _judge(
-    name: str, covered: str, ranges: str, property_: str, work: Callable[[], Refutation | None], *, seconds: float = 0
+    name: str, covered: str, ranges: str, property_: str, work: Callable[[], Finding | None], *, seconds: float = 0
 ) -> Stage:
     began = time.perf_counter() - seconds
-    refutation = work()
-    findings = () if refutation is None else (_describe(refutation),)
+    found = work()
+    findings = () if found is None else (found,)
     seconds = time.perf_counter() - began
     return Stage(name=name, covered=covered, ranges=ranges, properties=(property_,), seconds=seconds, findings=findings)
-
-
-def _describe(refutation: Refutation) -> Finding:
-    case = "its name" if refutation.property == NAME else "what it keeps"
-    if refutation.agreement is not None:
-        case = f"agreement {describe_agreement(refutation.agreement)}"
-    return Finding(property=refutation.property, detail=refutation.detail, case=case)

@@ -54,22 +54,22 @@ class Found:
         self.empty += sum(part.is_empty for part in parts)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "lengths",
-        help="count the tokens of a data set, as input for all other commands",
-        description="Tokenizes a data set as a trainer would, and writes how many tokens each sample has, and how many "
-        f"of them carry loss: a CSV file with {TOTAL_COLUMN} and {SUPERVISED_COLUMN}, without any text. Needs the extra "
-        "[data].",
-    )
+HELP: Final = "count the tokens of a data set, as input for all other commands"
+DESCRIPTION: Final = (
+    "Tokenizes a data set as a trainer would, and writes how many tokens each sample has, and how many "
+    f"of them carry loss: a CSV file with {TOTAL_COLUMN} and {SUPERVISED_COLUMN}, without any text. Needs the extra "
+    "[data]."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument("data", metavar="DATA", help=FORMATS)
     add_reading_options(parser)
     text = "a column to keep beside the lengths: whole numbers are kept, other values are numbered as they appear"
     add_repeated(parser, "--keep", "COLUMN", text)
     parser.add_argument("--out", metavar="FILE", help="the CSV file to write")
     parser.add_argument("--json", metavar="FILE", help="write the summary and the histogram")
-    parser.set_defaults(run=run_command)
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:

@@ -19,17 +19,16 @@ from odb_sim.reports.terminal import print_table, show_progress
 from odb_sim.studies.micro_batches import WaysToDivide, choose_balance, divide
 
 _HEADER: Final = ["way", "micro-batches", "least", "fill", "wait", "step s", "wait s"]
+HELP: Final = "divide samples of known lengths, as in reinforcement learning, and say what ranks wait"
+DESCRIPTION: Final = (
+    "Divides the samples of an optimizer step, whose lengths are known, into micro-batches under a budget, "
+    "the same number on every rank (odb_ref.plan): where they stay on the ranks that have them, and dealt out to all. Says "
+    "how long ranks wait for one another, how much of that dealing saves, and how much nothing but other data would."
+)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "micro-batches",
-        help="divide samples of known lengths, as in reinforcement learning, and say what ranks wait",
-        description="Divides the samples of an optimizer step, whose lengths are known, into micro-batches under a budget, the "
-        "same number on every rank (odb_ref.plan): where they stay on the ranks that have them, and dealt out to all. Says "
-        "how long ranks wait for one another, how much of that dealing saves, and how much nothing but other data would.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument(
         "lengths", metavar="LENGTHS", help=LENGTHS_HELP + "; in order, equal parts of a step to each rank"
     )
@@ -48,7 +47,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--cost", metavar="COST", help=text)
     parser.add_argument("--cost-model", metavar="FILE", help="what things cost, as odb-ref calibrate and plan write it")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
-    parser.set_defaults(run=run_command)
 
 
 def run_command(options: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from odb_sim.cli.options import (
     add_store_options,
     add_text,
     build_source,
-    open_study,
+    open_runner,
 )
 from odb_sim.cli.planning.lengths import (
     add_reading_options,
@@ -41,16 +41,15 @@ from odb_sim.studies.plan import RunPlan, Wanted, choose, compute_ranges, make_p
 
 _USUAL_SIMULATIONS: Final = 120
 _NODE_GPUS: Final = 8
+HELP: Final = "time, GPU-hours and money of a training run"
+DESCRIPTION: Final = (
+    "Plans a training run on data of known lengths: which setting to train with, what it costs, how "
+    "sure that is, and what fixed batches and packing cost."
+)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "plan",
-        help="time, GPU-hours and money of a training run",
-        description="Plans a training run on data of known lengths: which setting to train with, what it costs, how "
-        "sure that is, and what fixed batches and packing cost.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument("data", metavar="DATA", help=LENGTHS_HELP + "; with --tokenizer, a file of texts")
     parser.add_argument(
         "--model", required=True, metavar="M", help=f"{', '.join(list_names('model'))}, or a config.json"
@@ -83,7 +82,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_text(parser, "--write-costs", "FILE", "write the cost model, for --cost-model of other commands")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
-    parser.set_defaults(run=run_command)
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -110,12 +108,8 @@ def run_command(options: argparse.Namespace) -> int:
         )
         for job in jobs
     ]
-    with open_study(options, f"plan {lengths.name}", _USUAL_SIMULATIONS, is_estimate=True) as (
-        on_done,
-        store,
-        executor,
-    ):
-        plan = make_plan(choose(wanted), executor, on_done, store=store)
+    with open_runner(options, f"plan {lengths.name}", _USUAL_SIMULATIONS, is_estimate=True) as runner:
+        plan = make_plan(choose(wanted), runner)
     commands = list_commands(plan, options.data, _describe_source(options))
     costs = complete_costs(plan)
     if options.json is not None:

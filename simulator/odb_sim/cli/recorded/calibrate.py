@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Final
 
@@ -23,17 +24,16 @@ from odb_sim.reports.terminal import print_cautions, print_table
 
 _POOR: Final = 0.5
 """Above this median error a fit gets a caution."""
+HELP: Final = "fit the cost model to recorded runs"
+DESCRIPTION: Final = (
+    "Fits the time of a step, of reading, of collating and of an exchange to one half of recorded runs "
+    "whose traces have times. Reports the error on the other half, and the error of simulating each run with the fitted "
+    "model. With several runs, every second one is held back as a whole."
+)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "calibrate",
-        help="fit the cost model to recorded runs",
-        description="Fits the time of a step, of reading, of collating and of an exchange to one half of recorded runs "
-        "whose traces have times. Reports the error on the other half, and the error of simulating each run with the fitted "
-        "model. With several runs, every second one is held back as a whole.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     text = (
         f"{TRACES_HELP}. Or a CSV file of timed steps with seconds, and tokens or rows and longest: two sizes are enough, "
         "but only four, with rows of three lengths, show what attention costs"
@@ -48,7 +48,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--table", action="store_true", help="a measured table of step times beside the formula")
     add_recorded_options(parser)
     add_number(parser, "--warm-up", "N", "leave the first N steps of every run out of the fit and the error", 0)
-    parser.set_defaults(run=run_command)
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -80,12 +79,7 @@ def run_command(options: argparse.Namespace) -> int:
     if costs != calibration.costs:
         calibration = replace(calibration, costs=costs)
         replays = replay_all(runs, costs, workers, global_batch)  # with wider bands for the times
-    if options.out is not None:
-        write_costs(options.out, calibration.costs, {"runs": [run.name for run in runs], **calibration.to_json()})
-    if options.json is not None:
-        write_json(options.json, _encode(calibration, replays))
-    _print_errors(calibration)
-    _print_numbers(calibration)
+    _tell(options, calibration, [run.name for run in runs], replays)
     parts = ["held back" if is_held_back(number, len(runs)) else "fitted to" for number in range(len(runs))]
     print_replays(replays, is_priced=True, parts=parts if len(runs) > 1 else ["half fitted to"])
     return 0 if all(item.is_equal for item in replays) else 1
@@ -96,12 +90,7 @@ def _calibrate_table(options: argparse.Namespace) -> int:
     if len(options.traces) > 1:
         raise UsageError("a table of timed steps must be given alone, without traces")
     calibration = calibrate_table(options.traces[0], options.ranks)
-    if options.out is not None:
-        write_costs(options.out, calibration.costs, {"runs": options.traces, **calibration.to_json()})
-    if options.json is not None:
-        write_json(options.json, _encode(calibration, []))
-    _print_errors(calibration)
-    _print_numbers(calibration)
+    _tell(options, calibration, options.traces, [])
     (fit,) = calibration.fits
     if not calibration.costs.gpu.per_token2_s:
         print(
@@ -122,12 +111,18 @@ def _list_errors(item: Replay, warm_up_steps: int) -> list[float]:
     return [sum(predicted for _, predicted in pairs) / sum(measured for measured, _ in pairs) - 1] if pairs else []
 
 
-def _encode(calibration: Calibration, replays: list[Replay]) -> dict[str, object]:
-    return {
-        "costs": asdict(calibration.costs),
-        "fit": calibration.to_json(),
-        "replays": [{"is_equal": item.is_equal, **asdict(item)} for item in replays],
-    }
+def _tell(
+    options: argparse.Namespace, calibration: Calibration, runs: Sequence[str], replays: Sequence[Replay]
+) -> None:
+    """Writes and prints the cost model, and its errors."""
+    fit = calibration.to_json()
+    if options.out is not None:
+        write_costs(options.out, calibration.costs, {"runs": runs, **fit})
+    if options.json is not None:
+        told = [{"is_equal": item.is_equal, **asdict(item)} for item in replays]
+        write_json(options.json, {"costs": asdict(calibration.costs), "fit": fit, "replays": told})
+    _print_errors(calibration)
+    _print_numbers(calibration)
 
 
 def _print_errors(calibration: Calibration) -> None:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import PAGE_HELP, TRACES_HELP, add_number, add_recorded_options, add_text, build_source
@@ -24,16 +25,16 @@ from odb_sim.reports.recorded_report import (
 )
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 
+HELP: Final = "simulate recorded runs again and compare every decision"
+DESCRIPTION: Final = (
+    "Simulates what the ranks of recorded runs have read, and compares every round's steps, every step's "
+    "samples on every rank and every step's counts with the record. Exit status: 0 all equal, 1 one differs, "
+    "2 a file cannot be used."
+)
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "replay",
-        help="simulate recorded runs again and compare every decision",
-        description="Simulates what the ranks of recorded runs have read, and compares every round's steps, every step's "
-        "samples on every rank and every step's counts with the record. Exit status: 0 all equal, 1 one differs, "
-        "2 a file cannot be used.",
-    )
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument("traces", nargs="+", metavar="TRACE", help=TRACES_HELP)
     add_text(parser, "--cost-model", "FILE", "predict times with this cost model, as odb-ref calibrate writes it")
     text = "loader workers of a rank, if the trace does not say (default: those of the cost model)"
@@ -41,7 +42,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_recorded_options(parser)
     parser.add_argument("--json", metavar="FILE", help="write the comparison")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
-    parser.set_defaults(run=run_command)
 
 
 def run_command(options: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Final
 
 from odb_ref.core.errors import UsageError
 from odb_sim.inputs.files import check_writable
@@ -13,20 +13,16 @@ from odb_sim.recorded.story import Story, read_story
 from odb_sim.reports.document import PageSource
 from odb_sim.reports.lens import choose_ranks, write_view
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
 _SHOWN = 20
+HELP: Final = "play an epoch round by round, from its trace"
+DESCRIPTION: Final = (
+    "Writes a page that plays an epoch from its trace: windows fill, groups form, offers meet, steps align; "
+    "what is carried, idles or fails. Prints why steps were idle."
+)
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Adds the subcommand."""
-    parser = subparsers.add_parser(
-        "view",
-        help="play an epoch round by round, from its trace",
-        description="Writes a page that plays an epoch from its trace: windows fill, groups form, offers meet, steps align; "
-        "what is carried, idles or fails. Prints why steps were idle.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument(
         "traces", nargs="+", metavar="TRACE", help="a trace file; give all files of an epoch together, or their folder"
     )
@@ -41,10 +37,9 @@ def add_parser(subparsers: Subparsers) -> None:
         help="ranks to play (default: all; if there are many, those with most to see)",
     )
     parser.add_argument("--epoch", type=int, metavar="E", help="epoch to play, if the files are of several")
-    parser.set_defaults(run=run)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
     try:
         wanted = {int(word) for word in options.ranks.split(",") if word}
