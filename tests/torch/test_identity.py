@@ -59,6 +59,19 @@ def check_named(results: list[Result], *texts: str) -> None:
 # Ranks in different loaders ----------------------------------------------------------------------------------------------
 
 
+def cross(rank: int, is_crossing: bool) -> None:
+    first = make_first(timeout_s=2)
+    read(first)
+    if is_crossing:
+        read(first if rank == 0 else make_second(timeout_s=2))
+
+
+def test_ranks_that_have_been_in_different_loaders_are_told_how_to_meet_again() -> None:
+    crossed, later = run_each(2, cross, [(True,), (False,)])
+    assert all(result.error == "JobError" for result in crossed)
+    check_errors(later, "after ranks were in different loaders, make a new process group")
+
+
 def begin_own(rank: int) -> None:
     loaders = [make_first(), make_second()]
     read(loaders[rank])

@@ -177,8 +177,8 @@ def save_with_carried() -> Any:
     return state
 
 
-def make_shuffled() -> ODBDataLoader:
-    return ODBDataLoader(Numbers(0, 80), **nested(shuffle=True, **SETTINGS))
+def make_shuffled() -> Any:
+    return make_loader(Numbers(0, 80), shuffle=True)
 
 
 def leave_at_once(rank: int, absent_s: float) -> None:

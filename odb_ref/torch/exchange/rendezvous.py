@@ -138,6 +138,10 @@ class _Arrival:
         return cls(endpoint=Endpoint(**said["endpoint"]), loader=LoaderIdentity(**said["loader"]))
 
 
+_MEET_AGAIN: Final = "; after ranks were in different loaders, make a new process group"
+"""Until then ranks count their meetings differently, and wait for each other in different ones."""
+
+
 class _Meeting:
     """The steps by which one process, identified by its index in the roster, joins the exchange."""
 
@@ -285,8 +289,10 @@ class _Meeting:
         if end is not None:
             return end
         missing = self._find_missing()
+        own = str(self._own.loader)
         if missing and self.missed is not None:
-            return self.missed
+            is_other = own not in self.missed.cause
+            return PeerLost(self.missed.rank, self.missed.cause + _MEET_AGAIN) if is_other else self.missed
         cause = f"the ranks could not connect to each other within {self._timeout_s:g} s"
         if not missing and self._parent is not None and self._parent not in self._links:
             cause += f": {self._roster.name_process(self._parent)} cannot be reached at the address that it announced"
@@ -294,9 +300,10 @@ class _Meeting:
             more = f", nor have {len(missing) - 1} others" if missing[1:] else ""
             rank = str(self._roster.processes[missing[0]])
             begun = self._begun.get(rank).decode() if self._begun.check([rank]) else ""
+            begun += _MEET_AGAIN if begun.endswith(own) else ""
             where = f" ({begun})" if begun else ""
             cause = (
-                f"not every rank has started {self._own.loader} within {self._timeout_s:g} s: "
+                f"not every rank has started {own} within {self._timeout_s:g} s: "
                 f"{self._roster.name_process(missing[0])} has not{where}{more}"
             )
         self._say_end(missing[0] if missing else None, cause)
