@@ -13,6 +13,7 @@ from typing import Final
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.check import Follower, JobVerdict, Status, Verdict, Violation, check_traces
+from odb_sim.cli.options import TRACES_HELP
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.inputs.rules import load_policy_rule
 
@@ -27,9 +28,7 @@ DESCRIPTION: Final = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    parser.add_argument(
-        "traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together, or their folder"
-    )
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help=TRACES_HELP)
     parser.add_argument("--replay", action="store_true", help="also compare each event with the protocol core (REPLAY)")
     parser.add_argument(
         "--follow",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -283,29 +283,18 @@ def _draw_spans(
 
 
 def _draw_shares(rows: Sequence[StepRow]) -> LineChart:
-    stretches = np.array_split(np.arange(len(rows)), min(_STRETCHES, len(rows)))
-
-    def total(part: Sequence[int], get: Callable[[StepRow], float]) -> float:
-        return sum(get(rows[place]) for place in part)
-
-    parts = {
-        "compute": ("compute", lambda row: row.compute_s),
-        "wait for ranks": ("ranks", lambda row: row.sync_wait_s),
-        "wait for data": ("data", lambda row: row.data_wait_s),
-        "collective": ("collective", lambda row: row.collective_s),
-    }
-    sums = {name: [total(part.tolist(), get) for part in stretches] for name, (_, get) in parts.items()}
-    wholes = [sum(column) or 1.0 for column in zip(*sums.values(), strict=True)]
+    firsts = [int(part[0]) for part in np.array_split(np.arange(len(rows)), min(_STRETCHES, len(rows)))]
+    spent = np.array([(row.compute_s, row.sync_wait_s, row.data_wait_s, row.collective_s) for row in rows])
+    sums = np.add.reduceat(spent, firsts)
+    wholes = sums.sum(axis=1, keepdims=True)
+    shares = sums / np.where(wholes, wholes, 1.0)
+    names = {"compute": "compute", "wait for ranks": "ranks", "wait for data": "data", "collective": "collective"}
     return LineChart(
         x_name="step",
-        x=[int(part[0]) for part in stretches],
+        x=firsts,
         series=[
-            Series(
-                name=name,
-                colour=parts[name][0],
-                values=[round(part / whole, 4) for part, whole in zip(values, wholes, strict=True)],
-            )
-            for name, values in sums.items()
+            Series(name=name, colour=colour, values=shares[:, place].round(4).tolist())
+            for place, (name, colour) in enumerate(names.items())
         ],
         is_percent=True,
         is_stack=True,

@@ -109,12 +109,13 @@ class Run(Epoch):
             raise UsageError(
                 f"unknown policy {self.policy!r}; choose from {', '.join(POLICIES)}, or module:name for a rule of your own"
             )
-        if self.limits and not self.is_protocol:
-            raise UsageError(f"policy {self.policy} does not run the protocol, so it cannot keep a limit")
-        if self.conditions.faults and not self.is_protocol:
-            raise UsageError(f"policy {self.policy} does not run the protocol, so it cannot have a fault")
-        if self.budget_schedule is not None and not self.is_protocol:
-            raise UsageError(f"policy {self.policy} does not run the protocol, so its budget cannot change")
+        for is_asked, why in (
+            (self.limits, "it cannot keep a limit"),
+            (self.conditions.faults, "it cannot have a fault"),
+            (self.budget_schedule is not None, "its budget cannot change"),
+        ):
+            if is_asked and not self.is_protocol:
+                raise UsageError(f"policy {self.policy} does not run the protocol, so {why}")
         if self.batch_size is not None and self.batch_size < 1:
             raise UsageError(f"a batch must hold at least 1 sample, got {self.batch_size}")
         goal = self.global_batch.samples

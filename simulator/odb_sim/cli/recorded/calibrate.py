@@ -126,31 +126,24 @@ def _tell(
 
 
 def _print_errors(calibration: Calibration) -> None:
-    rows = []
-    for fit in calibration.fits:
-        errors = [
-            f"{fit.median_error:.1%}",
-            f"{fit.p90_error:.1%}",
-            f"{fit.total_error:+.1%}",
-            f"{fit.paced_error:.1%}",
-        ]
-        scatter = "-" if fit.scatter is None else f"{fit.scatter.median:.1%}"
-        counts = [f"{fit.spans_fitted:,}", f"{fit.spans_held:,}"]
-        rows.append([fit.component, *counts, *(errors if fit.spans_held else ["-"] * 4), scatter])
+    rows = [
+        {
+            "component": fit.component,
+            "fitted to": f"{fit.spans_fitted:,}",
+            "judged": f"{fit.spans_held:,}",
+            "median error": f"{fit.median_error:.1%}" if fit.spans_held else "-",
+            "90 % within": f"{fit.p90_error:.1%}" if fit.spans_held else "-",
+            "error of the sum": f"{fit.total_error:+.1%}" if fit.spans_held else "-",
+            "median at the pace around": f"{fit.paced_error:.1%}" if fit.spans_held else "-",
+            "equal sizes differ by": "-" if fit.scatter is None else f"{fit.scatter.median:.1%}",
+        }
+        for fit in calibration.fits
+    ]
     left_out = calibration.warm_up_steps
     print_table(
         f"Errors on what was held back: {calibration.held_back}; warm-up left out: {left_out} steps of each run",
-        [
-            "component",
-            "fitted to",
-            "judged",
-            "median error",
-            "90 % within",
-            "error of the sum",
-            "median at the pace around",
-            "equal sizes differ by",
-        ],
-        rows,
+        list(rows[0]),
+        [list(row.values()) for row in rows],
     )
     for fit in calibration.fits:
         if fit.reason:
