@@ -260,6 +260,7 @@ def test_the_shortest_schedule_is_found() -> None:
         (["--ranks", "1", "--odd-rank", "0"], "odd_rank must be one of at least 2 ranks"),
         (["--replay", "no-such-file"], "no-such-file"),
         (["--graph", "graph.svg"], "graph.svg: the name must end in .graphml or .dot or .gv"),
+        (["--graph", "no/such/a.dot"], "no/such/a.dot"),
         (["--graph", "a.dot", "--suite", "small"], "leave out --suite"),
         (["--ranks", "1000000", "--max-states", "10"], "a world of 1000000 ranks has more states than can be walked"),
     ],

@@ -85,7 +85,7 @@ def run_command(options: argparse.Namespace) -> int:
     """Returns 0 if everything holds and was covered, 1 if a property does not hold, and 3 if the limit came first."""
     if options.replay is not None:
         return _replay(options.replay)
-    check_writable(options.json, options.save)
+    check_writable(options.json, options.save, options.graph)
     if options.graph is not None:
         check_graph_path(options.graph)
         if options.suite is not None:
