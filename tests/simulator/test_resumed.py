@@ -17,7 +17,6 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
 from odb_ref.trace.format import TraceError
 from odb_ref.trace.writing import TraceWriter
-from tests.helpers.options import nested
 from tests.helpers.world import AnyOrder
 from tests.trace.test_resumed import CONFIGS, find_carrying, write_rest
 
@@ -103,15 +102,12 @@ def test_every_rank_of_the_protocol_goes_on_or_none(tmp_path: Path) -> None:
 
 def train_and_go_on(rank: int, limit: int, folder: Path) -> None:
     """Leaves an epoch after ``limit`` steps and resumes it in a new loader, which writes a trace."""
-    from odb_ref.torch import ODBDataLoader
     from tests.torch.data import Numbers, read
-    from tests.torch.test_state import SETTINGS
+    from tests.torch.test_state import make_loader, save
 
     shard = Numbers(100 * rank, (40, 18, 5)[rank])
-    with ODBDataLoader(shard, **nested(shard="given", **SETTINGS)) as loader:
-        read(loader, limit)
-        state = loader.state_dict()
-    with ODBDataLoader(shard, **nested(shard="given", trace=folder / f"{rank}.ndjson", **SETTINGS)) as loader:
+    state = save(limit, shard, shard="given")
+    with make_loader(shard, shard="given", trace=folder / f"{rank}.ndjson") as loader:
         loader.load_state_dict(state)
         read(loader)
 

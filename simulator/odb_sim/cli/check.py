@@ -13,12 +13,12 @@ from typing import Final
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.check import Follower, JobVerdict, Status, Verdict, Violation, check_traces
-from odb_sim.cli.options import TRACES_HELP
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.inputs.rules import load_policy_rule
 
 _PAUSE_S: Final = 0.2
 """The pause between looks at growing traces."""
+TRACES_HELP: Final = "a trace file; give all files of a job together, or their folder"
 HELP: Final = "check traces against the properties"
 DESCRIPTION: Final = (
     "Checks traces of the simulator, of training jobs or of tests against the protocol's properties. "

@@ -33,7 +33,6 @@ from odb_sim.studies.sweep import Study
 WINDOW: Final = 256
 PAGE_HELP: Final = "write a page: the answer in words, how full each step is on each rank, and the figures"
 BANDS_HELP: Final = "state how sure the figures are, even if that takes much longer than the run itself"
-TRACES_HELP: Final = "a trace file; give all files of a job together, or their folder"
 LENGTHS_HELP: Final = "a bundled trace, a CSV or CSV.gz file with a column total_tokens, or a .npy file of lengths"
 
 

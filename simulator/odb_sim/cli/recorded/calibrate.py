@@ -8,7 +8,8 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import TRACES_HELP, add_choice, add_number, add_recorded_options
+from odb_sim.cli.check import TRACES_HELP
+from odb_sim.cli.options import add_choice, add_number, add_recorded_options
 from odb_sim.cli.recorded.replay import print_replays, replay_all
 from odb_sim.engine.cautions import say_count
 from odb_sim.engine.updates import GlobalBatch

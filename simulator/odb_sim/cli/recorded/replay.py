@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import PAGE_HELP, TRACES_HELP, add_number, add_recorded_options, add_text, build_source
+from odb_sim.cli.check import TRACES_HELP
+from odb_sim.cli.options import PAGE_HELP, add_number, add_recorded_options, add_text, build_source
 from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs
