@@ -158,8 +158,9 @@ class ODBTrainer(SteppingTrainer):
             check_updates(self._saved[0], update_samples)
         if batches is None and loader.has_updates_per_epoch:
             batches = loader.updates_per_epoch * k
-        is_continued = bool(self._saved)
-        self._updates = TrainerUpdates(loader, source, k, batches, carried, made=self._made, is_continued=is_continued)
+        self._updates = TrainerUpdates(
+            loader, source, k, batches, carried, made=self._made, is_continued=bool(self._saved)
+        )
         return self._updates
 
     def _check_settings(self) -> None:
@@ -201,37 +202,35 @@ class ODBTrainer(SteppingTrainer):
 
         Raises: UsageError when the updates of an epoch are neither given nor can be estimated.
         """
+        values: tuple[int, int, int, int, float, int, int]
+        if not isinstance(dataloader, TrainerUpdates):
+            values = super().set_initial_training_values(args, dataloader, *batch)
+            return values
         k = args.gradient_accumulation_steps
-        free = dataloader if isinstance(dataloader, TrainerUpdates) and self.is_free else None
-        updates = None if free is None else self.odb.updates_per_epoch
-        if free is not None and updates is None and args.max_steps <= 0:
+        updates = self.odb.updates_per_epoch if self.is_free else None
+        if self.is_free and updates is None and args.max_steps <= 0:
             try:
-                updates = -(-free.loader.estimate_steps() // k)
+                updates = -(-dataloader.loader.estimate_steps() // k)
             except UsageError as error:
                 raise UsageError(
                     f"the number of updates in an epoch cannot be determined ({error}): set max_steps, or "
                     "ODBOptions(updates_per_epoch=...), an estimate for the learning-rate schedule and the progress bar"
                 ) from error
-        if isinstance(dataloader, TrainerUpdates):
-            self.progress = Progress(updates or max(1, args.max_steps))
-            if self._saved:
-                self.progress.load_state_dict(self._saved[0]["progress"])
-        if free is None or updates is None or args.max_steps > 0:
-            values: tuple[int, int, int, int, float, int, int] = super().set_initial_training_values(
-                args, dataloader, *batch
-            )
-            if not isinstance(dataloader, TrainerUpdates):
-                return values
+        self.progress = Progress(updates or max(1, args.max_steps))
+        if self._saved:
+            self.progress.load_state_dict(self._saved[0]["progress"])
+        if updates is None or args.max_steps > 0:
+            values = super().set_initial_training_values(args, dataloader, *batch)
             epochs = values[0]
             if args.max_steps > 0 and self.odb.settings.get("on_bad_sample") == "quarantine":
                 # Updates may be missing, each epoch makes at least one, and training ends when all are made.
                 epochs = max(epochs, args.max_steps)
             return (epochs - dataloader.first_epoch, *values[1:])
-        free.batches = _UNBOUNDED * k if batch else None
+        dataloader.batches = _UNBOUNDED * k if batch else None
         epochs = math.ceil(args.num_train_epochs)
         samples = updates * self.get_total_train_batch_size(args)
         return (
-            epochs - free.first_epoch,
+            epochs - dataloader.first_epoch,
             _UNBOUNDED,
             samples,
             samples * epochs,
