@@ -53,11 +53,22 @@ class LoaderCallback(Callback):  # type: ignore[misc]
             return
         loader = self.loader
         check_counts(trainer, is_free=loader.loader.update_samples is None)
+        self._check_strategy(trainer)
         self._check_division(trainer)
         if loader.intervals.evaluates and not trainer.fast_dev_run:
             self._evaluate_by_intervals(trainer)
         loader.trainer = trainer
         loader.follow(trainer.fit_loop.epoch_progress.current.processed)
+
+    def _check_strategy(self, trainer: Trainer) -> None:
+        """Refuses a strategy that has fixed how many batches an optimizer step takes, if an update may hold another number."""
+        loader, strategy = self.loader, trainer.strategy
+        has_several = loader.loader.update_samples is not None or loader.accumulation_steps > 1
+        if has_several and strategy.handles_gradient_accumulation:
+            raise UsageError(
+                f"{type(strategy).__name__} divides losses and steps by its own count of batches, but an update may hold any "
+                "number of them: use DDP or ModelParallelStrategy, or DeepSpeed without Lightning"
+            )
 
     def _check_division(self, trainer: Trainer) -> None:
         if trainer.accumulate_grad_batches != self.loader.accumulation_steps:

@@ -24,6 +24,7 @@ from lightning.pytorch.callbacks import (
     OnExceptionCheckpoint,
 )
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.tuner import Tuner
 
 from odb_ref.integrations.lightning import LightningLoader, scale_loss
@@ -235,6 +236,12 @@ class Repeating(Failing):
         return torch.optim.LBFGS(self.parameters())
 
 
+class Counting(SingleDeviceStrategy):
+    """Steps by a count of its own, as DeepSpeed does."""
+
+    handles_gradient_accumulation = True
+
+
 FREE = {"update_samples": None}
 MISUSED: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
     ("accumulate_grad_batches", {"accumulate_grad_batches": 2}, {}, Failing),
@@ -245,6 +252,13 @@ MISUSED: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
     ("frequency=2", {}, {}, Halved),
     ("frequency=2", {"accumulate_grad_batches": 2}, {**FREE, "accumulation_steps": 2}, Halved),
     ("LBFGS", {}, {}, Repeating),
+    ("Counting divides", {"strategy": Counting()}, {}, Failing),
+    (
+        "Counting divides",
+        {"strategy": Counting(), "accumulate_grad_batches": 2},
+        {**FREE, "accumulation_steps": 2},
+        Failing,
+    ),
 ]
 
 
