@@ -224,7 +224,7 @@ def short(monkeypatch: pytest.MonkeyPatch, few: None) -> None:
     monkeypatch.setattr(
         stages, "SMALL", {"three": Bounds(lengths=((9, 9, 9), (9,)), budget_tokens=9, window_samples=3)}
     )
-    monkeypatch.setattr(stages.run_random_worlds, "__kwdefaults__", {"worlds": 4, "limit_s": 9.0})
+    monkeypatch.setattr(stages.run_random_worlds, "__kwdefaults__", {"worlds": 4, "limit_s": 60.0})
     monkeypatch.setattr(stages, "TRACES", ("gsm8k",))
     monkeypatch.setattr(stages, "SAMPLES", 200)
 

@@ -367,7 +367,7 @@ def leave_others_in_a_collective(rank: int, folder: Path) -> list[str]:
         if rank == 0:
             steps.close()
             threading.Thread(target=list, args=(loader,), daemon=True).start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 40
         while not (folder / "logged").exists() and time.monotonic() < deadline:
             if any("waits for" in line for line in lines):
                 (folder / "logged").touch()

@@ -214,21 +214,30 @@ def test_a_collate_fn_that_pads_is_warned_of(num_workers: int) -> None:
         assert sum(info.local_samples for _, info in loader.steps()) == 12
 
 
-@pytest.mark.parametrize("has_positions", [True, False])
-def test_a_collate_fn_that_joins_samples_without_positions_is_warned_of(has_positions: bool) -> None:
-    names = ["input_ids", "labels", *["position_ids"] * has_positions]
+JOINED: list[tuple[bool, Any]] = [
+    (True, lambda row: {}),
+    (True, lambda row: {"attention_mask": torch.ones_like(row["input_ids"])}),
+    (True, lambda row: {"position_ids": torch.arange(row["input_ids"].numel())[None]}),
+    (False, lambda row: {"position_ids": row["position_ids"]}),
+    (False, lambda row: {"attention_mask": 1 + (row["position_ids"] == 0).cumsum(1)}),
+]
 
+
+@pytest.mark.parametrize(("is_warned_of", "add"), JOINED)
+def test_a_collate_fn_that_joins_samples_and_does_not_tell_them_apart_is_warned_of(
+    is_warned_of: bool, add: Any
+) -> None:
     def pack(samples: list[Any]) -> dict[str, Any]:
         row = FlattenSamples()(samples)
-        return {name: row[name] for name in names}
+        return {"input_ids": row["input_ids"], "labels": row["labels"]} | add(row)
 
     with (
         make_loader(Texts(0, 12), collate_fn=pack) as loader,
         warnings.catch_warnings(record=True, action="always") as caught,
     ):
         assert sum(info.local_samples for _, info in loader.steps()) == 12
-    told = ["end to end without position_ids" in str(warning.message) for warning in caught]
-    assert told == [True] * (not has_positions)
+    told = ["samples end to end, and neither" in str(warning.message) for warning in caught]
+    assert told == [True] * is_warned_of
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -33,15 +33,14 @@ _PADDED: Final = (
     "more than token_budget. Pass a collate_fn that lays the samples end to end, or none, or layout='padded'"
 )
 _JOINED: Final = (
-    "collate_fn lays samples end to end without position_ids, so attention may take them for one: return position_ids that "
-    "begin again in each sample, or pass no collate_fn. If the model finds samples otherwise, ignore this"
+    "collate_fn lays samples end to end, and neither position_ids nor attention_mask tell them apart, so attention may take "
+    "them for one: return position_ids that begin again in each sample, or pass no collate_fn. If the model finds samples "
+    "otherwise, ignore this"
 )
 _FEWER: Final = (
     "collate_fn returned fewer rows than samples. The samples it drops still count as trained on, also in the weights. Drop "
     "them when they are read: with Faults(on_bad_sample='quarantine') an error there sets a sample aside"
 )
-
-_BOUNDARIES: Final = ("position_ids", "cu_seq_lens_q", "attention_mask")
 
 CollateFn = Callable[[list[object]], object]
 
@@ -96,11 +95,19 @@ class BatchMaker:
         rows = _count_rows(batch)
         if self.is_packed and 1 < rows == count:
             warnings.append(_PADDED)
-        if self.is_packed and 1 == rows < count and all(get_field(batch, name) is None for name in _BOUNDARIES):
+        if self.is_packed and 1 == rows < count and not _tells_apart(batch):
             warnings.append(_JOINED)
         if not self.is_packed and 1 < rows < count:  # a single row may hold the samples end to end
             warnings.append(_FEWER)
         return Made(batch, tuple(warnings))
+
+
+def _tells_apart(batch: object) -> bool:
+    """Returns False if no field of a row says where its samples begin: no mask but ones, no positions that do not only rise."""
+    mask, positions = get_field(batch, "attention_mask"), get_field(batch, "position_ids")
+    has_mask = bool((mask != 1).any()) if isinstance(mask, torch.Tensor) else mask is not None
+    is_falling = bool((positions.diff() <= 0).any()) if isinstance(positions, torch.Tensor) else positions is not None
+    return has_mask or is_falling or get_field(batch, "cu_seq_lens_q") is not None
 
 
 def _count_rows(batch: object) -> int:
