@@ -40,10 +40,12 @@ from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener
 from odb_ref.torch.workers import process as loader_process
 from odb_ref.torch.workers import serving
 from odb_ref.trace.reading import read_trace
+from tests.helpers.waiting import count_descriptors, is_in_time
 from tests.helpers.world import make_offer
 from tests.torch import data
-from tests.torch.data import Numbers, collate, read_numbers
+from tests.torch.data import Numbers, collate, read_numbers, save, take
 from tests.torch.ranks import run_each
+from tests.torch.states import check_fails
 
 make_loader = partial(data.make_loader, Numbers(0, 60), window=16)
 CONFIG = Config(rank=0, world_size=2, budget_tokens=60, window_samples=16, ramp_rounds=0)
@@ -67,8 +69,7 @@ class Telling:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_machine_is_in_the_training_process(tmp_path: Path, num_workers: int) -> None:
     path = tmp_path / "pid"
-    with make_loader(policy=Telling(path), num_workers=num_workers) as loader:
-        assert len(read_numbers(loader)) == 60
+    assert len(take(make_loader(policy=Telling(path), num_workers=num_workers))) == 60
     assert int(path.read_text()) == os.getpid()
 
 
@@ -124,8 +125,7 @@ class Unsendable:
 
 def test_a_batch_that_cannot_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "pack", lambda batch: Unsendable())
-    with make_loader(num_workers=1) as loader, pytest.raises(JobError, match="no space left"):
-        list(loader)
+    check_fails(make_loader(num_workers=1), "no space left")
 
 
 def test_a_batch_that_cannot_be_rebuilt_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,10 +216,7 @@ def test_a_worker_that_is_stopped_between_two_epochs_is_replaced() -> None:
             worker, *others = sorted(set(find_children(process.pid or 0)) - collates)
             collates |= {*others}  # the one begun second
             os.kill(worker, signal.SIGSTOP)
-            deadline = time.monotonic() + 20
-            while read_status(worker) is not None:  # killed, and waited for
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            assert is_in_time(lambda worker=worker: read_status(worker) is None, 20)  # killed, and waited for
         assert len(read_numbers(loader)) == 60
 
 
@@ -411,13 +408,8 @@ def test_leaving_while_steps_are_skipped_is_a_stop() -> None:
     """Checks: STOP. Steps trained on before the state was saved are not taken again once the consumer has left."""
 
     make = partial(data.make_loader, Numbers(0, 5000), num_workers=1, window=2000, ramp_rounds=0, depth=1)
-    with make() as loader:
-        batches = iter(loader)
-        for _ in range(400):
-            next(batches)
-        state = loader.state_dict()
-    with make() as loader:
-        loader.load_state_dict(state)
+    _, state = save(make(), 400)
+    with make(state=state) as loader:
         iterator = iter(loader)
         delivery = loader._delivery
         iterator.close()
@@ -524,13 +516,10 @@ def test_workers_that_die_between_two_epochs_are_replaced() -> None:
 
 def test_a_loader_process_that_is_slow_to_die_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_process, "JOIN_S", 0.0)
-    before = len(os.listdir("/proc/self/fd"))
+    before = count_descriptors()
     with data.make_loader(Numbers(0, 400), num_workers=1) as loader:
         next(iter(loader))
-    deadline = time.monotonic() + 20
-    while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert is_in_time(lambda: count_descriptors() <= before, 20)
 
 
 class SeenLate:
