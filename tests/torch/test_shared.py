@@ -122,19 +122,6 @@ def test_what_has_no_common_order_is_refused() -> None:
         make_loader(shuffle=False, sampler=[1, 2])
 
 
-def test_the_places_of_what_is_drawn_are_known_by_number() -> None:
-    """Spec: R14.4, R14.6."""
-    places = Places(is_drawn=True)
-    for drawn in (range(4, 7), range(4, 7), range(7, 7), range(20, 22)):
-        places.draw(drawn)
-    assert [places.get_place(position) for position in range(5)] == [4, 5, 6, 20, 21]
-    assert [places.get_position(place) for place in (4, 6, 20, 21)] == [0, 2, 3, 4]
-    own = Places()
-    assert (own.get_place(7), own.get_position(7)) == (7, 7)
-    resumed = Places(10, 30, left_out=(30, 33))
-    assert [resumed.get_place(position) for position in range(10, 13)] == [31, 32, 34]
-
-
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.booleans(), st.randoms(use_true_random=False))
 def test_places_are_those_of_what_is_neither_left_out_nor_skipped(
     left_out: set[int], bad: set[int], is_drawn: bool, rng: Any
