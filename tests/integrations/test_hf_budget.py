@@ -192,10 +192,9 @@ class CheckedUnlucky(Unlucky):
 
 
 def make_paired(folder: Path, options: dict[str, Any], **settings: Any) -> Any:
-    data = {"model": pairs.Preference(), "train_dataset": pairs.Pairs(range(SIZES[0])), "data_collator": pairs.collate}
-    return make_trainer(
-        0, folder, kind=CheckedUnlucky, odb=make_odb(PAIRED | options, shard="given"), **data, **settings
-    )
+    samples = [pairs.make_pair(number) for number in range(SIZES[0])]
+    settings |= {"model": pairs.Preference(), "train_dataset": samples, "data_collator": pairs.collate}
+    return make_trainer(0, folder, kind=CheckedUnlucky, odb=make_odb(PAIRED | options, shard="given"), **settings)
 
 
 @in_a_rank(run_ranks)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,16 @@ class Numbers(Dataset[Any]):
             case fault if fault:
                 go_wrong(fault)
         return sample
+
+
+class AtOnce(Numbers):
+    """Samples that can be read several at once. Counts how often they are."""
+
+    calls = 0
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        self.calls += 1
+        return [self[index] for index in indices]
 
 
 class Prompts(Numbers):

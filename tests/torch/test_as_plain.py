@@ -118,19 +118,6 @@ def test_a_function_that_cannot_be_sent_to_a_process_is_an_error_that_says_what_
     check_fails(make_loader(**options), said)
 
 
-class Keyed(Dataset[Any]):
-    """Samples by name."""
-
-    def __init__(self, count: int) -> None:
-        self.names = [f"sample {number}" for number in range(count)]
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, name: str) -> Any:
-        return make_sample(self.names.index(name))
-
-
 class OpenedLate(Numbers):
     """Opens something for each worker separately."""
 
@@ -140,8 +127,8 @@ class OpenedLate(Numbers):
 
 
 def read_late(rank: int, kind: str, options: dict[str, Any]) -> int:
-    data: Any = Keyed(COUNT) if kind == "keyed" else OpenedLate(0, COUNT)
-    keys: Any = data.names if kind == "keyed" else range(COUNT)
+    by_name: Any = {f"sample {number}": make_sample(number) for number in range(COUNT)}
+    data, keys = (by_name, list(by_name)) if kind == "keyed" else (OpenedLate(0, COUNT), range(COUNT))
     loader = make_loader(data, sampler=[] if rank else keys, num_workers=int(kind == "late"), **options)
     return take(loader, count_idle)
 

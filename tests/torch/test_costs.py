@@ -16,7 +16,7 @@ from odb_ref.torch import count_patches
 from odb_ref.torch.reading.tasks import SampleError
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.torch import data
-from tests.torch.data import Numbers, check_goes_on, list_numbers, read_numbers, save, take
+from tests.torch.data import Numbers, check_goes_on, list_numbers, make_sample, read_numbers, save, take
 from tests.torch.ranks import get_values, run_each
 from tests.torch.states import check_fails
 
@@ -66,21 +66,17 @@ def compute_patches(number: int) -> int:
     return 0 if number % 3 == 0 else number * 7 % 40 + 1
 
 
-class Pictures(Numbers):
-    """Samples of which two in three have an image."""
-
-    def __getitem__(self, index: int) -> Any:
-        sample = super().__getitem__(index)
-        patches = compute_patches(sample["number"])
-        if patches:
-            sample["pixel_values"] = torch.zeros(patches, 2)
-        return sample
+PICTURES = [
+    make_sample(number) | ({"pixel_values": torch.zeros(patches, 2)} if patches else {})
+    for number, patches in enumerate(map(compute_patches, range(COUNT)))
+]
+"""Samples of which two in three have an image."""
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_no_batch_of_several_samples_exceeds_the_patches(num_workers: int) -> None:
     """Checks: BUDGET, COVER."""
-    with make_loader(Pictures(0, COUNT), max_patches=45, num_workers=num_workers) as loader:
+    with make_loader(PICTURES, max_patches=45, num_workers=num_workers) as loader:
         numbers, sums = [], []
         for batch, info in loader.steps():
             patches = sum(map(compute_patches, batch["numbers"]))
@@ -91,7 +87,7 @@ def test_no_batch_of_several_samples_exceeds_the_patches(num_workers: int) -> No
         metrics = loader.metrics()
     assert sorted(numbers) == list(range(COUNT))
     assert metrics["odb/patches"] == sum(sums) == sum(map(compute_patches, range(COUNT)))
-    with make_loader(Pictures(0, COUNT)) as loader:
+    with make_loader(PICTURES) as loader:
         unbound = [sum(map(compute_patches, batch["numbers"])) for batch in loader]
         assert "odb/patches" not in loader.metrics()
     assert max(unbound) > 45
@@ -108,7 +104,7 @@ Used = list[tuple[tuple[int, ...], tuple[int, ...]]]
 def read(rank: int, options: dict[str, Any]) -> tuple[list[list[int]], int, Used]:
     """Returns the batches, a sum, and what each step uses on this rank and on all ranks."""
     rows, used = [], []
-    with make_loader(Pictures(0, COUNT), cost_fn=count_two, limits=(9, 60), shuffle=True, **options) as loader:
+    with make_loader(PICTURES, cost_fn=count_two, limits=(9, 60), shuffle=True, **options) as loader:
         for batch, info in loader.steps():
             rows.append([] if info.is_idle else batch["numbers"])
             used.append((info.local_costs, info.global_costs))
@@ -137,7 +133,7 @@ def test_several_limits_hold_on_every_rank_with_and_without_workers(tmp_path: Pa
 
 def test_an_epoch_with_limits_goes_on_identically() -> None:
     """Checks: RESUME."""
-    make = partial(make_loader, Pictures(0, COUNT), max_patches=45, shuffle=True)
+    make = partial(make_loader, PICTURES, max_patches=45, shuffle=True)
     whole = check_goes_on(make, (7,))
     before, state = save(make(), 7)
     assert before == whole[:7]

@@ -15,7 +15,6 @@ from odb_ref.torch.reading.counting import LabelCheck, LabelError, count_supervi
 from odb_ref.torch.reading.measure import SupervisedCounter
 from odb_ref.torch.reading.tasks import SampleError, get_length
 from tests.torch.data import (
-    Numbers,
     catch_texts,
     collate,
     count_samples,
@@ -223,19 +222,12 @@ def test_a_sample_counts_as_its_batch_of_one_does() -> None:
         )
 
 
-class PerToken(Numbers):
-    """One value for each token, which only differs from several values of a sample in that their numbers vary."""
-
-    def __getitem__(self, index: int) -> Any:
-        sample = make_sample(index)
-        return sample | {"labels": sample["labels"].float()}
-
-
 def test_values_of_tokens_are_not_taken_for_values_of_samples() -> None:
-    """Spec: R4.7. Checks: WEIGHT."""
-    assert take(make_loader(PerToken(0, COUNT), loss_scaling="samples"))
+    """Spec: R4.7. Checks: WEIGHT. One value for each token differs from several of a sample only in that their numbers vary."""
+    samples = [sample | {"labels": sample["labels"].float()} for sample in map(make_sample, range(COUNT))]
+    assert take(make_loader(samples, loss_scaling="samples"))
     said = r"as if each token had one.* pass Loss\(supervised_fn=\)"
-    check_fails(make_loader(PerToken(0, COUNT)), said)
+    check_fails(make_loader(samples), said)
 
 
 def test_a_loader_that_was_read_first_without_gradients_is_read_with_them() -> None:
@@ -245,16 +237,10 @@ def test_a_loader_that_was_read_first_without_gradients_is_read_with_them() -> N
         assert first == count_samples(loader) == COUNT
 
 
-class Masked(Numbers):
-    """Samples without labels, whose mask excludes the first token, or none."""
-
-    def __init__(self, name: str, first: int) -> None:
-        super().__init__(0, COUNT)
-        self.name, self.first = name, first
-
-    def __getitem__(self, index: int) -> Any:
-        sample = super().__getitem__(index)
-        return {"input_ids": sample["input_ids"], self.name: [self.first, *[1] * (len(sample["input_ids"]) - 1)]}
+def make_masked(name: str, first: int) -> list[dict[str, Any]]:
+    """Returns samples without labels, whose mask excludes the first token, or none."""
+    texts = [make_sample(number)["input_ids"] for number in range(COUNT)]
+    return [{"input_ids": ids, name: [first, *[1] * (len(ids) - 1)]} for ids in texts]
 
 
 def stack(samples: list[dict[str, Any]]) -> list[Any]:
@@ -323,9 +309,9 @@ def test_a_mask_of_any_kind_that_leaves_out_tokens_is_seen(kind: Any) -> None:
 def test_a_mask_that_leaves_out_tokens_and_makes_no_labels_is_not_passed_over(name: str) -> None:
     """Checks: WEIGHT."""
     for options, first in (({}, 1), ({"loss_scaling": "samples"}, 0), ({"supervised_fn": len}, 0)):
-        assert take(make_loader(Masked(name, first), collate_fn=stack, **options), count_samples) == COUNT
+        assert take(make_loader(make_masked(name, first), collate_fn=stack, **options), count_samples) == COUNT
     said = rf"the {name} of some samples leaves out tokens.*Pass Loss\(supervised_fn=\)"
-    check_fails(make_loader(Masked(name, 0), collate_fn=stack), said)
+    check_fails(make_loader(make_masked(name, 0), collate_fn=stack), said)
 
 
 def test_a_collate_fn_that_leaves_samples_out_is_warned_of() -> None:

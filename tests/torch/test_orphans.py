@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,20 +60,11 @@ def test_no_process_outlives_the_training_process(how: signal.Signals, method: s
         check_left({process.pid})
 
 
-@dataclass
-class Parent:
-    """What multiprocessing knows about the parent of this process when it believes the parent is gone."""
-
-    pid: int
-
-    def is_alive(self) -> bool:
-        return False
-
-
 def test_a_parent_is_gone_when_the_operating_system_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pipe that multiprocessing checks may have been closed by mistake."""
     child = subprocess.Popen(["sleep", "30"])
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: Parent(child.pid))
+    believed = SimpleNamespace(pid=child.pid, is_alive=lambda: False)
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: believed)
     try:
         assert not _is_orphaned(None)
     finally:

@@ -26,7 +26,7 @@ from odb_ref.torch.reading.service import BatchRequest, ReadPlan
 from odb_ref.torch.reading.source import CHUNK_SAMPLES, LARGEST_CHUNK_HERE, LoaderOptions, Source
 from odb_ref.torch.reading.tasks import SampleError, get_length, is_pair, is_whole
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, Stream, collate, make_loader, read, take
+from tests.torch.data import AtOnce, Numbers, Stream, collate, make_loader, read, take
 
 
 def test_a_mean_over_samples_asks_for_no_token_that_carries_loss() -> None:
@@ -296,17 +296,12 @@ def test_a_data_loader_that_does_not_batch_needs_a_collate_fn() -> None:
     assert len(take(apply(plain, token_budget=60, collate_fn=collate))) == 9
 
 
-class _AtOnce(Numbers):
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [self[index] for index in indices]
-
-
 @pytest.mark.parametrize(
     ("dataset", "count", "largest"),
     [
         (Numbers(0, 4000), 4000, range(2, LARGEST_CHUNK_HERE + 1)),
         (Numbers(0, 80, delay_s=0.005), 80, range(1, 2)),
-        (_AtOnce(0, 2000), 2000, range(CHUNK_SAMPLES, CHUNK_SAMPLES + 1)),
+        (AtOnce(0, 2000), 2000, range(CHUNK_SAMPLES, CHUNK_SAMPLES + 1)),
     ],
     ids=["quick", "slow", "read at once"],
 )

@@ -25,7 +25,7 @@ from odb_ref.torch.reading.quarantine import BadSample, Quarantine
 from odb_ref.trace.check import check_traces
 from tests.helpers.effort import few
 from tests.torch import data
-from tests.torch.data import Numbers, Stream, check_goes_on, list_numbers, read, read_numbers, take
+from tests.torch.data import AtOnce, Numbers, Stream, check_goes_on, list_numbers, read, read_numbers, take
 from tests.torch.ranks import check_errors, get_values, run_each
 from tests.torch.states import check_fails
 
@@ -340,16 +340,6 @@ def test_positions_count_the_places_that_are_not_set_aside(bad: set[int]) -> Non
     resumed = Quarantine(lambda place: place, max_bad=50, total_samples=None, bad=sorted(bad))
     assert [resumed.places.get_place(position) for position in range(len(good))] == good
     assert resumed.count == len(bad)
-
-
-class AtOnce(Numbers):
-    """A data set that reads several samples at once, and fails as a whole."""
-
-    calls = 0
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        self.calls += 1
-        return [self[index] for index in indices]
 
 
 def test_a_guarded_data_set_that_reads_at_once_says_which_sample_is_bad() -> None:

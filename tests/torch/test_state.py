@@ -46,18 +46,16 @@ def test_the_same_ranks_go_on_identically_to_a_quota_and_in_the_next_epoch() -> 
     get_values(run_ranks(2, save_and_go_on, timeout_s=120))
 
 
-class Named(Numbers):
-    """Samples by name, so that no key is 0."""
-
-    def __getitem__(self, name: Any) -> Any:
-        return super().__getitem__(int(name.removeprefix("sample ")))
+def name_samples(start: int, count: int) -> Any:
+    """Returns samples by name, so that no key is 0."""
+    return {f"sample {number}": make_sample(start + number) for number in range(count)}
 
 
 HOLED = {"on_bad_sample": "quarantine", "max_bad_samples": 0.5}
 KINDS: dict[str, tuple[Any, Callable[[int], dict[str, Any]]]] = {
     "stream": (Stream, lambda count: {}),
     "holed": (partial(Stream, bad=range(1, 47, 3), fault="empty"), lambda count: HOLED),
-    "keyed": (Named, lambda count: {"sampler": [f"sample {number}" for number in range(count)]}),
+    "keyed": (name_samples, lambda count: {"sampler": [f"sample {number}" for number in range(count)]}),
 }
 """The data set, and the options for its number of samples."""
 
