@@ -234,12 +234,6 @@ def test_a_sampler_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -
         make_loader(sampler=5)
 
 
-def test_a_sampler_set_before_its_first_loader_is_noticed() -> None:
-    sampler = make_sampler()
-    sampler.set_epoch(4)
-    check_refused(make_loader(sampler=sampler), "epoch 4")
-
-
 class Private(Sampler[int]):
     """Hides its epoch, or shows only what follows from it."""
 
