@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,13 +36,17 @@ class Log:
 class NotingTrainer(ODBTrainer):
     """Records the samples of each update, and the part of its loss."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.noted = Log()
 
-    def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
+    def note(self, inputs: Any, compute: Callable[[], Any]) -> Any:
+        """Returns the loss that is computed without the sample numbers of a batch."""
         numbers, info = inputs.pop("numbers"), inputs.get(STEP_INFO)
-        loss = super().compute_loss(model, inputs, **kwargs)
+        loss = compute()
         if info is not None:  # otherwise it evaluates
             self.noted.note(numbers, info, info.scale(loss.detach()))
         return loss
+
+    def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
+        return self.note(inputs, lambda: super(NotingTrainer, self).compute_loss(model, inputs, **kwargs))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,43 +180,3 @@ def test_an_accelerator_that_divides_as_well_or_is_expected_to_is_refused() -> N
     undivided: Any = SimpleNamespace(gradient_accumulation_steps=1)
     with pytest.raises(UsageError, match=r"Loss\(is_divided_by_trainer=True\) is wrong with Accelerate"):
         accumulate(undivided, Model(), divided)
-
-
-def make_registered(accelerator: Any) -> ODBDataLoader:
-    loader = make_loader(make_all(), shuffle=True)
-    accelerator.register_for_checkpointing(JobState(loader))
-    return loader
-
-
-def save_state(rank: int, folder: Path) -> Any:
-    accelerator = Accelerator(cpu=True)
-    with make_registered(accelerator) as loader:
-        steps = loader.steps()
-        before = list(read(itertools.islice(steps, 4)))
-        accelerator.save_state(str(folder))
-        after = list(read(steps))
-    return before, after, load_state(rank, folder)
-
-
-def read(steps: Any) -> Iterator[list[int]]:
-    for batch, info in steps:
-        yield [] if info.is_idle else batch["numbers"].tolist()
-
-
-def load_state(rank: int, folder: Path) -> list[list[int]]:
-    accelerator = Accelerator(cpu=True)
-    with make_registered(accelerator) as loader:
-        accelerator.load_state(str(folder))
-        return list(read(loader.steps()))
-
-
-def test_its_checkpoints_hold_the_loaders_of_all_ranks(tmp_path: Path) -> None:
-    """Checks: RESUME, ONCE, COVER. Saved on two ranks, resumed on two, three and one."""
-    saved = get_values(run_ranks(len(SIZES), save_state, tmp_path))
-    assert all(after == loaded for _, after, loaded in saved)
-    before = [number for rows, _, _ in saved for row in rows for number in row]
-    for world_size in (3, 1):
-        (tmp_path / "random_states_2.pkl").write_bytes((tmp_path / "random_states_0.pkl").read_bytes())
-        results = get_values(run_ranks(world_size, load_state, tmp_path))
-        after = [number for rows in results for row in rows for number in row]
-        assert sorted(before + after) == list(range(sum(SIZES)))

@@ -30,6 +30,7 @@ from odb_ref.integrations.hf import ODBOptions, ODBTrainer
 from odb_ref.integrations.lightning import LightningLoader, scale_loss
 from odb_ref.integrations.lightning_evaluation import EvaluationLoader, get_step_info
 from tests.helpers.options import nested
+from tests.integrations.arguments import make_odb
 from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
@@ -170,9 +171,7 @@ def evaluate_trainer(rank: int, world_size: int, folder: Path) -> Any:
     given = {"shard": "given", "token_budget": 2 * BUDGET_TOKENS}
     found = []
     for evaluation, dataset in ((given, make_shard(rank) if world_size > 1 else Samples(ALL)), ({}, Samples(ALL))):
-        odb = ODBOptions(
-            update_samples=None, token_budget=BUDGET_TOKENS, loader=nested(**OPTIONS), evaluation=nested(**evaluation)
-        )
+        odb = make_odb({"evaluation": nested(**evaluation)})
         trainer = make_trainer(
             rank, folder, kind=ODBTrainer, odb=odb, model=Speaking(), eval_dataset=dataset, max_steps=2
         )
@@ -199,8 +198,7 @@ def evaluate_trainer(rank: int, world_size: int, folder: Path) -> Any:
     trainer.train()
     assert [log["eval_numbers"] for log in trainer.state.log_history if "eval_numbers" in log] == 2 * [found[-1][0]]
     # The Trainer's own evaluation also has each sample once, but not the loss.
-    odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS)
-    own = make_trainer(rank, folder, kind=ODBTrainer, odb=odb, model=Speaking(), eval_dataset=Samples(ALL))
+    own = make_trainer(rank, folder, kind=ODBTrainer, odb=make_odb(), model=Speaking(), eval_dataset=Samples(ALL))
     own.compute_metrics = judge
     return found, own.evaluate()["eval_numbers"]
 
@@ -416,8 +414,7 @@ def test_an_evaluation_loader_does_not_train(tmp_path: Path) -> None:
 
 
 def test_the_trainer_does_not_evaluate_on_the_loader_of_training(tmp_path: Path) -> None:
-    odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=nested(**OPTIONS))
-    trainer = make_trainer(0, tmp_path, kind=ODBTrainer, odb=odb, model=Speaking(), eval_dataset=Samples(ALL))
+    trainer = make_trainer(0, tmp_path, kind=ODBTrainer, odb=make_odb(), model=Speaking(), eval_dataset=Samples(ALL))
     trainer.get_eval_dataloader = lambda *_: trainer.get_train_dataloader()
     with pytest.raises(UsageError, match="reads the training loader"):
         trainer.evaluate()

@@ -17,14 +17,11 @@ require("transformers")
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer
+from odb_ref.integrations.hf import ODBTrainer
 from odb_ref.torch import JobError, UsageError
-from tests.helpers.options import nested
-from tests.integrations.arguments import PLAIN, make_arguments
+from tests.integrations.arguments import PLAIN, make_arguments, make_odb
 from tests.integrations.common import (
-    BUDGET_TOKENS,
     LEARNING_RATE,
-    OPTIONS,
     SIZES,
     STEPS,
     Model,
@@ -38,41 +35,15 @@ from tests.integrations.common import (
     make_shard,
     run_ranks,
 )
+from tests.integrations.noting import NotingTrainer
 from tests.torch.ranks import get_values, in_a_rank
 
-GIVEN = ODBOptions(
-    update_samples=None,
-    token_budget=BUDGET_TOKENS,
-    updates_per_epoch=3,
-    loader=nested(**(OPTIONS | {"shard": "given"})),
-)
-AUTO = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, updates_per_epoch=30, loader=nested(**OPTIONS))
-
-
-class Recorder(ODBTrainer):
-    """Records the samples of each update."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.updates: list[list[int]] = []
-        self.is_begun = False
-
-    def note(self, inputs: Any) -> None:
-        numbers = inputs.pop("numbers").tolist()
-        if STEP_INFO in inputs:  # otherwise it evaluates
-            info = inputs[STEP_INFO]
-            if not self.is_begun:
-                self.updates.append([])
-            self.is_begun = not info.is_update_end
-            self.updates[-1] += [] if info.is_idle else numbers
-
-    def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
-        self.note(inputs)
-        return super().compute_loss(model, inputs, **kwargs)
+GIVEN = make_odb({"updates_per_epoch": 3}, shard="given")
+AUTO = make_odb({"updates_per_epoch": 30})
 
 
 def make_trainer(
-    rank: int, folder: Path, *, kind: Any = Recorder, pretend: Callable[[], None] | None = None, **settings: Any
+    rank: int, folder: Path, *, kind: Any = NotingTrainer, pretend: Callable[[], None] | None = None, **settings: Any
 ) -> Any:
     """Returns a trainer on this rank's samples. ``pretend`` is called once its arguments have looked for devices."""
     names = ("odb", "model", "data_collator", "train_dataset", "eval_dataset")
@@ -91,7 +62,8 @@ def train(rank: int, folder: Path, *, resume: str | None = None, **settings: Any
     trainer = make_trainer(rank, folder, **settings)
     trainer.train(resume_from_checkpoint=resume and str(folder / resume))
     losses = [entry[key] for entry in trainer.state.log_history for key in ("loss", "eval_loss") if key in entry]
-    return (trainer.updates, get_weights(trainer.model)), trainer.state.global_step, trainer.state.epoch, losses
+    run = trainer.noted.updates, get_weights(trainer.model)
+    return run, trainer.state.global_step, trainer.state.epoch, losses
 
 
 def make_llama() -> Any:
@@ -176,7 +148,7 @@ def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     check_coverage([*first, alone[0]])
 
 
-class Unscaled(Recorder):
+class Unscaled(NotingTrainer):
     loss_is_scaled_for_ga = False
 
 
@@ -199,9 +171,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "normalised twice: ODBTrainer needs loss_is_scaled_for_ga": {"kind": Unscaled},
     "normalised twice: do not override ODBTrainer's get_batch_samples": {"kind": Counting, "model": Accepting()},
     "or pass Loss(supervised_fn=)": {"data_collator": supervise_all},
-    "ODBOptions(updates_per_epoch=...)": {
-        "odb": ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader={"sampler": list(range(sum(SIZES)))}),
-    },
+    "ODBOptions(updates_per_epoch=...)": {"odb": make_odb(sampler=list(range(sum(SIZES))))},
     "lower ODBOptions.token_budget": {"auto_find_batch_size": True},
     "orders samples for fixed batches": GROUPED,
     "there is no checkpoint": {"resume": "checkpoint-1"},
@@ -211,7 +181,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
 @in_a_rank(run_ranks)
 def test_what_would_normalise_twice_or_wrongly_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="normalise twice"):
-        ODBOptions(update_samples=None, token_budget=1, loader=nested(**{"trainer_divides_loss": True}))
+        make_odb(trainer_divides_loss=True)
     for said, mistake in MISTAKES.items():
         with pytest.raises((UsageError, JobError), match=re.escape(said)):
             train(0, tmp_path, **mistake)

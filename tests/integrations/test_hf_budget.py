@@ -23,22 +23,24 @@ import torch
 from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer
 from odb_ref.integrations.progress import Intervals
 from odb_ref.torch import UsageError
-from odb_ref.torch.loop import MemoryFit
+from odb_ref.torch.loop import MemoryFit, count_pairs, split_pairs
 from odb_ref.trace.check import check_traces
-from tests.helpers.options import nested
+from tests.integrations.arguments import make_odb
 from tests.integrations.common import (
     BUDGET_TOKENS,
-    OPTIONS,
     SIZES,
     Samples,
     check_runs,
     check_weights,
     get_weights,
+    join,
     run_each,
     run_ranks,
 )
+from tests.integrations.noting import Log
 from tests.integrations.test_hf import make_llama, make_trainer
 from tests.integrations.test_sharded import get_whole, make_sharded_trainer, pretend
+from tests.torch import pairs
 from tests.torch.ranks import get_values, in_a_rank
 from tests.torch.test_step_guard import FailingBackward, limited_memory
 
@@ -46,14 +48,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 MOST = 40
 """The tokens, in several samples, that a rank can hold."""
-ALONE = ODBOptions(
-    update_samples=None,
-    token_budget=BUDGET_TOKENS,
-    updates_per_epoch=3,
-    survives_out_of_memory=True,
-    loader=nested(**OPTIONS),
-)
-GUARDED = replace(ALONE, loader=nested(**(OPTIONS | {"shard": "given"})))
+SURVIVING = {"updates_per_epoch": 3, "survives_out_of_memory": True}
+ALONE, GUARDED = make_odb(SURVIVING), make_odb(SURVIVING, shard="given")
 FIT = MemoryFit(points=(), base_bytes=0, bytes_per_token=1, limit_bytes=1000, threshold=0.9, token_budget=BUDGET_TOKENS)
 
 
@@ -64,7 +60,7 @@ class Failing(ODBTrainer):
         super().__init__(*args, **kwargs)
         self.choose = random.Random(self.args.process_index)
         self.injected = 0
-        self.updates: list[list[int]] = [[]]
+        self.noted = Log()
         self.sizes: list[tuple[int, int, int]] = []
         """By step: the epoch, its round, and the tokens of the batch if it has several samples."""
 
@@ -73,13 +69,10 @@ class Failing(ODBTrainer):
         return self.args.process_index == 1 and samples > 1 and tokens > MOST
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        info = inputs[STEP_INFO]
-        numbers = inputs["numbers"].tolist()
+        info, numbers = inputs[STEP_INFO], inputs["numbers"]
         loss = super().training_step(model, inputs, *args, **kwargs)
-        self.updates[-1] += [] if info.is_idle else numbers
+        self.noted.note(numbers, info, loss)
         self.sizes.append((info.epoch, info.round, info.padded_tokens if info.local_samples > 1 else 0))
-        if info.is_update_end:
-            self.updates.append([])
         return loss
 
     def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
@@ -125,9 +118,9 @@ def train(rank: int, folder: Path, **settings: Any) -> Any:
     odb = ALONE if os.environ["WORLD_SIZE"] == "1" else GUARDED
     trainer = make_trainer(rank, folder, **({"kind": Failing, "odb": odb} | settings))
     trainer.train()
-    assert trainer.updates.pop() == []
+    assert trainer.noted.numbers == []
     counts = [entry["out_of_memory"] for entry in trainer.state.log_history if "loss" in entry]
-    return (trainer.updates, get_weights(trainer.model)), trainer.injected, counts, trainer.sizes
+    return (trainer.noted.updates, get_weights(trainer.model)), trainer.injected, counts, trainer.sizes
 
 
 def get_largest(sizes: list[tuple[int, int, int]], *, epoch: int, rounds: int = 0) -> int:
@@ -184,6 +177,47 @@ def test_a_sample_that_does_not_fit_alone_ends_training_on_every_rank(tmp_path: 
     assert "does not fit alone" in results[1].text
 
 
+# Pairs -----------------------------------------------------------------------------------------------------------------------
+
+PAIRED = SURVIVING | {"token_budget": 150}
+
+
+class CheckedUnlucky(Unlucky):
+    """Checks what each pass receives. Fails by chance, to the end."""
+
+    def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
+        pairs.check_pairs(inputs)
+        inputs.pop("names")
+        return super().compute_loss(model, inputs, **kwargs)
+
+
+def make_paired(folder: Path, options: dict[str, Any], **settings: Any) -> Any:
+    samples = [pairs.make_pair(number) for number in range(SIZES[0])]
+    settings |= {"model": pairs.Preference(), "train_dataset": samples, "data_collator": pairs.collate}
+    return make_trainer(0, folder, kind=CheckedUnlucky, odb=make_odb(PAIRED | options, shard="given"), **settings)
+
+
+@in_a_rank(run_ranks)
+def test_pairs_that_do_not_fit_go_in_halves_and_change_no_weight(tmp_path: Path) -> None:
+    """Checks: WEIGHT, ONCE, COVER."""
+    options = {"split": split_pairs, "count": count_pairs}
+    trainer = make_paired(tmp_path, options, num_train_epochs=2, gradient_accumulation_steps=3)
+    trainer.train()
+    noted = trainer.noted
+    assert noted.numbers == []
+    assert sorted(join(noted.updates)) == sorted([*range(SIZES[0])] * 2)
+    run = noted.updates, get_weights(trainer.model)
+    check_weights([run], pairs.Preference(), compute_loss=pairs.compute_loss)
+    counts = [entry["out_of_memory"] for entry in trainer.state.log_history if "loss" in entry]
+    assert counts[-1] == trainer.injected > 1
+
+
+@in_a_rank(run_ranks)
+def test_pairs_whose_layout_nobody_has_said_are_refused_in_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"pass split_pairs and count_pairs of odb_ref.torch.loop"):
+        make_paired(tmp_path, {}).train()
+
+
 # If a rank cannot be helped -----------------------------------------------------------------------------------------------
 
 
@@ -203,7 +237,7 @@ def train_sharded(rank: int, folder: Path) -> Any:
     )
     with limited_memory(lambda: 30.0 if rank == 1 else math.inf):
         trainer.train()
-    return trainer.updates[:-1], get_whole(trainer.model_wrapped)
+    return trainer.noted.updates, get_whole(trainer.model_wrapped)
 
 
 def test_a_sharded_model_is_refused_by_name_or_tries_beforehand(tmp_path: Path) -> None:
@@ -214,9 +248,8 @@ def test_a_sharded_model_is_refused_by_name_or_tries_beforehand(tmp_path: Path) 
 
 @in_a_rank(run_ranks)
 def test_what_cannot_be_halved_is_refused_before_it_fails(tmp_path: Path) -> None:
-    odb = replace(ALONE, loader=nested(**(OPTIONS | {"layout": "packed"})))
     with pytest.raises(UsageError, match=r"a packed row \(layout='packed'\) can be halved only"):
-        train(0, tmp_path, odb=odb)
+        train(0, tmp_path, odb=make_odb(SURVIVING, layout="packed"))
 
 
 # Budgets that follow measurements -----------------------------------------------------------------------------------------
@@ -250,18 +283,18 @@ def grow(step: int, current: int) -> int:
 
 def adapt(rank: int, folder: Path, workers: int, is_by_metric: bool) -> Any:
     choose = Halving(rank)
-    loader: dict[str, Any] = OPTIONS | {"ramp_rounds": 0, "window": 8, "trace": str(folder / "t.ndjson")}
+    loader: dict[str, Any] = {"ramp_rounds": 0, "window": 8, "trace": str(folder / "t.ndjson")}
     more: dict[str, Any] = {}
     if is_by_metric:
         more = {"intervals": Intervals(evaluate_samples=25), "budget_from_metrics": choose}
     else:
         loader["budget_schedule"] = grow
-    odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=nested(**loader), **more)
+    odb = make_odb(more, **loader)
     settings: dict[str, Any] = {"eval_dataset": Samples([1, 2, 3]), "num_train_epochs": 5 if is_by_metric else 2}
     trainer = make_trainer(rank, folder, kind=Adapting, odb=odb, dataloader_num_workers=workers, **settings)
     trainer.train()
-    assert trainer.updates.pop() == []
-    return (trainer.updates, get_weights(trainer.model)), trainer.sizes, choose.seen
+    assert trainer.noted.numbers == []
+    return (trainer.noted.updates, get_weights(trainer.model)), trainer.sizes, choose.seen
 
 
 def test_a_budget_by_the_step_or_by_a_metric_is_the_same_on_all_ranks(tmp_path: Path) -> None:
@@ -300,20 +333,15 @@ def lower_once(metrics: dict[str, float], current: int) -> int:
 @in_a_rank(run_ranks)
 def test_a_budget_that_was_lowered_is_lowered_after_a_checkpoint(tmp_path: Path) -> None:
     """Spec: R15.5. Checks: RESUME, REPLAY."""
-    odb = ODBOptions(
-        update_samples=None,
-        token_budget=BUDGET_TOKENS,
-        intervals=Intervals(evaluate_samples=20, save_samples=20),
-        budget_from_metrics=lower_once,
-        loader=nested(**OPTIONS),
-    )
+    intervals = Intervals(evaluate_samples=20, save_samples=20)
+    odb = make_odb({"intervals": intervals, "budget_from_metrics": lower_once})
 
     def train_on(odb: ODBOptions, checkpoint: Path | None) -> tuple[list[list[int]], list[float]]:
         settings: dict[str, Any] = {"eval_dataset": Samples([1, 2, 3]), "num_train_epochs": 3}
         trainer = make_trainer(0, tmp_path, kind=Adapting, odb=odb, **settings)
         trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
         assert trainer.accepted_budget == BUDGET_TOKENS // 2
-        return trainer.updates[:-1], get_weights(trainer.model)
+        return trainer.noted.updates, get_weights(trainer.model)
 
     updates, weights = train_on(odb, None)
     _, saved, *_ = sorted(tmp_path.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))

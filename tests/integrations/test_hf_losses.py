@@ -15,7 +15,6 @@ require("transformers")
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 from transformers import BertConfig, BertForTokenClassification, LlamaForCausalLM, Trainer
 
 from odb_ref.integrations.hf import ODBOptions, enable
@@ -247,19 +246,14 @@ def test_a_loss_of_pairs_is_said_to_count_each_pair_alike(tmp_path: Path, steps:
     assert (f"a loss of pairs takes no num_items_in_batch, {wanted}" in said) is (steps > 1)
 
 
-class Preferences(Dataset[Any]):
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> Any:
-        return {"prompt_ids": [1, 2], "chosen_ids": [3], "rejected_ids": [4, 5]}
+PREFERENCES: Any = [{"prompt_ids": [1, 2], "chosen_ids": [3], "rejected_ids": [4, 5]}] * COUNT
 
 
 def test_a_loss_of_pairs_that_is_no_mean_over_them_is_refused_by_enable_too(tmp_path: Path) -> None:
     args = make_arguments(tmp_path)
     args.loss_type = ["sigmoid", "sft"]
     whole = ODBOptions(token_budget=80, loader={"loss": Loss(scaling="samples")})
-    enable(Trainer(make_model(), args, train_dataset=Preferences()), whole)
+    enable(Trainer(make_model(), args, train_dataset=PREFERENCES), whole)
     enable(Trainer(make_model(), args, train_dataset=Texts(COUNT)), ODBOptions(token_budget=80))
     with pytest.raises(UsageError, match="loss_type 'sft': this loss is a mean over tokens"):
-        enable(Trainer(make_model(), args, train_dataset=Preferences()), ODBOptions(token_budget=80))
+        enable(Trainer(make_model(), args, train_dataset=PREFERENCES), ODBOptions(token_budget=80))

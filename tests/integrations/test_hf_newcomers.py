@@ -19,13 +19,10 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
 
-from odb_ref.integrations.hf import STEP_INFO, ODBOptions, enable
+from odb_ref.integrations.hf import STEP_INFO, enable
 from odb_ref.torch import UsageError
-from tests.helpers.options import nested
-from tests.integrations.arguments import make_arguments
+from tests.integrations.arguments import make_arguments, make_odb
 from tests.integrations.common import (
-    BUDGET_TOKENS,
-    OPTIONS,
     SIZES,
     Model,
     check_coverage,
@@ -37,37 +34,36 @@ from tests.integrations.common import (
     make_all,
     run_ranks,
 )
-from tests.integrations.test_hf import AUTO, Recorder, make_llama, make_trainer, train
+from tests.integrations.noting import NotingTrainer
+from tests.integrations.test_hf import AUTO, make_llama, make_trainer, train
 from tests.torch.ranks import get_values, in_a_rank
 
 
-class Own(Recorder):
+class Own(NotingTrainer):
     """Computes its own loss, and does not call ODBTrainer's."""
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
-        self.note(inputs)
-        return model(inputs["input_ids"], inputs["labels"])["loss"]
+        return self.note(inputs, lambda: model(inputs["input_ids"], inputs["labels"])["loss"])
 
 
-class Adding(Recorder):
+class Adding(NotingTrainer):
     """Adds a term to the loss it receives."""
 
     def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
         return super().compute_loss(model, inputs, **kwargs) + 1.0
 
 
-class Scaling(Recorder):
+class Scaling(NotingTrainer):
     """Computes its own loss, and weighs it."""
 
     takes_step_info = False
 
     def compute_loss(self, model: Any, inputs: Any, **_: Any) -> Any:
-        self.note(inputs)
-        loss = model(inputs["input_ids"], inputs["labels"])["loss"]
+        loss = self.note(inputs, lambda: model(inputs["input_ids"], inputs["labels"])["loss"])
         return inputs.pop(STEP_INFO).scale(loss)
 
 
-class Stepping(Recorder):
+class Stepping(NotingTrainer):
     """Calls the model itself."""
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **_: Any) -> Any:
@@ -82,7 +78,7 @@ class Calling(Trainer):
     training_step = Stepping.training_step
 
 
-class Dividing(Recorder):
+class Dividing(NotingTrainer):
     """Divides by the Trainer's own count."""
 
     def compute_loss(self, model: Any, inputs: Any, num_items_in_batch: Any = None, **_: Any) -> Any:
@@ -103,7 +99,8 @@ def test_losses_that_cannot_be_weighed_say_what_to_do(tmp_path: Path) -> None:
 
 
 def use_own_losses(rank: int, folder: Path) -> Any:
-    return [train(rank, folder, kind=kind, gradient_accumulation_steps=2) for kind in (Recorder, Adding, Own, Scaling)]
+    kinds = (NotingTrainer, Adding, Own, Scaling)
+    return [train(rank, folder, kind=kind, gradient_accumulation_steps=2) for kind in kinds]
 
 
 def test_a_loss_is_weighed_with_all_that_a_subclass_makes_of_it(tmp_path: Path) -> None:
@@ -116,7 +113,7 @@ def test_a_loss_is_weighed_with_all_that_a_subclass_makes_of_it(tmp_path: Path) 
     assert more == [round(loss + 1, 3) for loss in plain]
 
 
-class Seeing(Recorder):
+class Seeing(NotingTrainer):
     """Puts a training step of its own around the Trainer's."""
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -126,10 +123,10 @@ class Seeing(Recorder):
 
 def see_batches(rank: int, folder: Path) -> Any:
     found = []
-    for odb in (AUTO, ODBOptions(token_budget=BUDGET_TOKENS, loader=nested(**OPTIONS))):
+    for odb in (AUTO, make_odb({"update_samples": "plain"})):
         trainer = make_trainer(rank, folder, kind=Seeing, odb=odb, gradient_accumulation_steps=2)
         trainer.train()
-        found.append((trainer.seen, trainer.state.global_step, (trainer.updates, get_weights(trainer.model))))
+        found.append((trainer.seen, trainer.state.global_step, (trainer.noted.updates, get_weights(trainer.model))))
     return found
 
 
@@ -155,7 +152,7 @@ class Stream(IterableDataset[Any]):
 
 
 def read_streams(rank: int, folder: Path) -> list[int]:
-    settings = {"kind": Recorder, "max_steps": 40, "eval_dataset": Stream(is_split=False)}
+    settings = {"max_steps": 40, "eval_dataset": Stream(is_split=False)}
     for odb, evaluates in ((AUTO, False), (replace(AUTO, evaluation={}), True)):
         trainer = make_trainer(rank, folder, odb=odb, train_dataset=Stream(is_split=False), **settings)
         with pytest.raises(UsageError, match="Stream is iterable, so each of 2 ranks reads what it is given"):
@@ -168,7 +165,7 @@ def read_streams(rank: int, folder: Path) -> list[int]:
         enabled.train_dataset, enabled.data_collator = make_all(), collate
         with pytest.raises(UsageError, match=said):
             enabled.train()
-    odb = replace(AUTO, loader=nested(**(OPTIONS | {"shard": "given"})))
+    odb = make_odb(shard="given")
     trainer = make_trainer(rank, folder, odb=odb, train_dataset=Stream(is_split=True), **settings)
     steps = [batch for update in trainer.get_train_dataloader() for batch in update.parts]
     return [number for batch in steps if not batch[STEP_INFO].is_idle for number in batch["numbers"].tolist()]

@@ -32,10 +32,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from odb_ref.integrations.accelerate import accumulate
-from odb_ref.integrations.hf import ODBOptions
 from odb_ref.integrations.lightning import LightningLoader, scale_loss
 from odb_ref.torch import JobState
 from tests.helpers.options import nested
+from tests.integrations.arguments import make_odb
 from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
@@ -50,7 +50,7 @@ from tests.integrations.common import (
     run_ranks,
     train_alone,
 )
-from tests.integrations.noting import Log, NotingTrainer
+from tests.integrations.noting import Log
 from tests.integrations.test_hf import make_trainer
 from tests.integrations.test_lightning import make_trainer as make_lightning
 from tests.integrations.test_sharded import get_whole, is_sharded, make_sharded_trainer, pretend
@@ -192,8 +192,7 @@ def train_lightning(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
 def train_trainer(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
     momentum = "momentum=0" if strategy == "fsdp1" else "momentum=0.5"
     settings = {"optim_args": momentum, "save_strategy": "steps", "save_steps": AT, "num_train_epochs": 2}
-    odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=nested(**(OPTIONS | {"shard": "given"})))
-    settings |= {"gradient_accumulation_steps": STEPS, "kind": NotingTrainer, "odb": odb, "train_dataset": make_data()}
+    settings |= {"gradient_accumulation_steps": STEPS, "odb": make_odb(shard="given"), "train_dataset": make_data()}
     if strategy == "ddp":
         AcceleratorState._reset_state(reset_partial_state=True)
         trainer = make_trainer(dist.get_rank(), folder, **settings)

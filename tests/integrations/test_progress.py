@@ -23,8 +23,10 @@ from odb_ref.integrations.hf import STEP_INFO, ODBOptions, enable
 from odb_ref.integrations.progress import Intervals, Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from tests.helpers.options import nested
+from tests.integrations.arguments import make_odb
 from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Samples, find_due, run_ranks
-from tests.integrations.test_hf import GIVEN, Recorder, make_trainer
+from tests.integrations.noting import NotingTrainer
+from tests.integrations.test_hf import GIVEN, make_trainer
 from tests.torch.data import Numbers, Stream
 from tests.torch.ranks import get_values
 
@@ -150,7 +152,7 @@ class Plain(Trainer):  # type: ignore[misc]
 
 
 def train_all(rank: int, folder: Path) -> Any:
-    own = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=nested(**OPTIONS))
+    own = make_odb()
     wrong = replace(own, updates_per_epoch=2)
     return [
         train(folder, odb=wrong, num_train_epochs=2),
@@ -189,7 +191,7 @@ INTERVALS = Intervals(evaluate_samples=10, save_tokens=150)
 
 def train_by_samples(rank: int, folder: Path) -> Any:
 
-    class Noting(Recorder):
+    class Noting(NotingTrainer):
         infos: tuple[StepInfo, ...] = ()
 
         def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -43,6 +43,7 @@ from odb_ref.integrations.hf.data import CollatedLength, predicts_next_token
 from odb_ref.torch import Batching, JobError, Loss, ODBDataLoader
 from tests.helpers.options import nested
 from tests.integrations.arguments import make_arguments
+from tests.integrations.test_hf_updates import collate as pad
 
 COUNT = 24
 PAD, MASK = 0, 1
@@ -289,28 +290,18 @@ def test_any_class_trains_as_with_the_plain_trainer(make_model: Any, smoothing: 
     without a shift.
     """
     found = []
-    rows = [torch.arange(size) % 7 + 1 for size in range(2, 32)]
-    samples = [{"input_ids": row, "labels": row.clone()} for row in rows]
+    rows = [[token % 7 + 1 for token in range(size)] for size in range(2, 32)]
+    samples = [{"input_ids": row, "labels": row} for row in rows]
     settings = {"label_smoothing_factor": smoothing, "max_steps": 3, "per_device_train_batch_size": 6}
     for is_plain in (True, False):
         model = make_model()
         arguments = make_arguments(tmp_path, optim="sgd", learning_rate=0.5, max_grad_norm=0, **settings)
-        trainer = Trainer(model, arguments, train_dataset=samples, data_collator=pad_labels)
+        trainer = Trainer(model, arguments, train_dataset=samples, data_collator=pad)
         if not is_plain:
             enable(trainer, ODBOptions(token_budget=60))
         trainer.train()
         found.append(torch.cat([value.detach().flatten() for value in model.parameters()]))
     assert torch.allclose(*found, atol=1e-6)
-
-
-def pad_labels(samples: list[Any]) -> dict[str, Any]:
-    pad = torch.nn.utils.rnn.pad_sequence
-    ids = [sample["input_ids"] for sample in samples]
-    return {
-        "input_ids": pad(ids, batch_first=True),
-        "labels": pad(ids, batch_first=True, padding_value=-100),
-        "attention_mask": pad([torch.ones_like(row) for row in ids], batch_first=True),
-    }
 
 
 @pytest.mark.parametrize("task", ["causal", "classes", "token classes", "encoder and decoder"])

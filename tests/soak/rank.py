@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.exchange.process_table import find_children, read_status
 from tests.helpers.options import nested
+from tests.helpers.waiting import count_descriptors, is_in_time
 from tests.soak.case import SHORT_TIMEOUT_S, WAITED_FOR, Case, Fault, Victim
 from tests.torch.data import Unspeakable, collate, go_wrong, make_sample
 
@@ -232,9 +233,7 @@ def wait_for_death(pid: int) -> None:
     """Waits until a killed process is dead. It dies only when it next gets a processor, which on a busy machine may be in the
     next epoch, as its persistent worker.
     """
-    deadline = time.monotonic() + 10
-    while (look := read_status(pid)) is not None and not look.is_ended and time.monotonic() < deadline:
-        time.sleep(0.001)
+    is_in_time(lambda: (look := read_status(pid)) is None or look.is_ended)
 
 
 def find_victim(victim: Victim) -> int:
@@ -246,10 +245,6 @@ def find_victim(victim: Victim) -> int:
         return subprocess.Popen(["sleep", "3"]).pid  # the loader has finished, and is not missed
     workers = find_children(loader.pid) if victim is Victim.WORKER else []
     return workers[0] if workers else loader.pid
-
-
-def count_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def find_left(case: Case, before: int) -> str:

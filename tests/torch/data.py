@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -10,7 +11,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,6 +83,16 @@ class Numbers(Dataset[Any]):
             case fault if fault:
                 go_wrong(fault)
         return sample
+
+
+class AtOnce(Numbers):
+    """Samples that can be read several at once. Counts how often they are."""
+
+    calls = 0
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        self.calls += 1
+        return [self[index] for index in indices]
 
 
 class Prompts(Numbers):
@@ -184,10 +196,16 @@ def take_apart(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return batch
 
 
-def make_loader(data: Any = None, **options: Any) -> ODBDataLoader:
-    """Returns a loader of these samples, or of 40, in small batches unless ``options`` say otherwise."""
+def make_loader(data: Any = None, *, state: Any = None, **options: Any) -> ODBDataLoader:
+    """Returns a loader of these samples, or of 40, in small batches unless ``options`` say otherwise.
+
+    It goes on from a ``state``, or from a list of those of all ranks.
+    """
     settings: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "timeout_s": 20}
-    return ODBDataLoader(Numbers(0, 40) if data is None else data, **nested(**settings | options))
+    loader = ODBDataLoader(Numbers(0, 40) if data is None else data, **nested(**settings | options))
+    if state:
+        loader.load_state_dict(state)
+    return loader
 
 
 def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, list[int], float]]:
@@ -204,14 +222,53 @@ def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, lis
 
 def read_numbers(loader: ODBDataLoader) -> list[int]:
     """Returns the numbers of an epoch's samples in order, without replays."""
-    return [number for _, numbers, _ in read(loader) for number in numbers]
+    return list_numbers(read(loader))
 
 
-def listen() -> list[str]:
-    """Returns a list to which everything is added that the library logs in this process from now on."""
+def list_numbers(*parts: Iterable[tuple[int, list[int], float]]) -> list[int]:
+    """Returns the sample numbers of some steps, as `read` returns them."""
+    return [number for steps in parts for _, numbers, _ in steps for number in numbers]
+
+
+def count_samples(loader: ODBDataLoader) -> int:
+    return sum(info.local_samples for _, info in loader.steps())
+
+
+def count_idle(loader: ODBDataLoader) -> int:
+    return sum(info.is_idle for _, info in loader.steps())
+
+
+def take(loader: ODBDataLoader, read: Callable[..., Any] = read_numbers) -> Any:
+    """Returns what is read of an epoch, and closes the loader."""
+    with loader:
+        return read(loader)
+
+
+def save(loader: ODBDataLoader, limit: int | None = None, read: Callable[..., Any] = read) -> tuple[Any, Any]:
+    """Returns ``limit`` steps, and the state after them as a file keeps it, and closes the loader."""
+    with loader:
+        return read(loader, limit), json.loads(json.dumps(loader.state_dict()))
+
+
+@contextlib.contextmanager
+def catch_texts() -> Iterator[list[str]]:
+    """Yields a list to which all warnings are added at the end."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        yield texts
+    texts += [str(item.message) for item in caught]
+
+
+def listen(note: Callable[[str], object] = str) -> list[str]:
+    """Returns a list to which everything is added that the library logs in this process from now on. ``note`` is told too."""
     lines: list[str] = []
+
+    def emit(record: logging.LogRecord) -> None:
+        lines.append(record.getMessage())
+        note(lines[-1])
+
     handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = emit  # type: ignore[method-assign]
     logging.getLogger("odb_ref").addHandler(handler)
     return lines
 
@@ -220,12 +277,9 @@ def check_goes_on(
     make: Callable[[], ODBDataLoader], limits: Iterable[int] | None, read: Callable[..., list[Any]] = read
 ) -> list[Any]:
     """Checks that an epoch saved after each of these steps, or after any, continues as without saving. Returns its steps."""
-    with make() as loader:
-        whole = read(loader)
+    whole = take(make(), read)
     for limit in range(1, len(whole) + 1) if limits is None else limits:
-        with make() as loader:
-            before = read(loader, limit)
-            state = json.loads(json.dumps(loader.state_dict()))
+        before, state = save(make(), limit, read)
         with make() as loader:
             loader.load_state_dict(state)
             assert loader.state_dict() == state

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
-
-
-class Pairs(Dataset[Any]):
-    """Pairs that are functions of their numbers."""
-
-    def __init__(self, numbers: Iterable[int]) -> None:
-        self.numbers = list(numbers)
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return make_pair(self.numbers[index])
 
 
 def make_pair(number: int) -> dict[str, Any]:
+    """Returns a pair that is a function of its number."""
     choose = random.Random(number)
     chosen, rejected = ([choose.randint(1, 31) for _ in range(choose.randint(2, 14))] for _ in range(2))
     return {"numbers": number, "chosen_ids": chosen, "rejected_ids": rejected, "margin": choose.random()}

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.helpers.waiting import is_in_time
+
 CAN_SHARD = hasattr(torch.cpu.Stream, "record_event")
 """Whether `fully_shard` of this torch runs on CPUs. That of 2.6 does not."""
 LINGER_S = 8.0
@@ -162,9 +164,7 @@ def _kill_left(leaders: Collection[int]) -> set[int]:
 
 def check_left(leaders: Collection[int]) -> None:
     """Checks that the processes of these sessions end, and kills those that do not."""
-    deadline = time.monotonic() + LINGER_S
-    while find_sessions(leaders) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    is_in_time(lambda: not find_sessions(leaders), LINGER_S)
     left = _kill_left(leaders)
     assert not left, f"the ranks have ended, processes they started have not: {left}"
 

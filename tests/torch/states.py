@@ -1,13 +1,12 @@
-"""Changes saved states, and checks that they are refused."""
+"""Changes saved states, and checks how epochs fail."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from odb_ref.torch import ODBDataLoader, UsageError
+from odb_ref.torch import JobError, ODBDataLoader, UsageError
 from odb_ref.torch.plan.seal import seal
 
 
@@ -16,9 +15,13 @@ def change(state: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return seal({name: value for name, value in state.items() if name != "checksums"} | fields)
 
 
-def check_refused(make: Callable[[], ODBDataLoader], state: Any, message: str) -> None:
-    """Checks that a new loader takes the state, and begins no epoch from it."""
-    with make() as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(UsageError, match=message):
-            iter(loader)
+def check_fails(loader: ODBDataLoader, message: str, error: type[Exception] = JobError) -> None:
+    """Checks that an epoch raises this error, and closes the loader."""
+    with loader, pytest.raises(error, match=message):
+        list(loader.steps())
+
+
+def check_refused(loader: ODBDataLoader, message: str) -> None:
+    """Checks that an epoch does not begin, and closes the loader."""
+    with loader, pytest.raises(UsageError, match=message):
+        iter(loader)

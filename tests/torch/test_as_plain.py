@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from odb_ref.torch import JobError
 from odb_ref.torch.reading.collator import pin
-from tests.torch.data import Numbers, make_loader, make_sample, read_numbers, take_apart
+from tests.torch.data import Numbers, count_idle, make_loader, make_sample, read_numbers, take, take_apart
 from tests.torch.ranks import check_errors, get_values, run_each, run_ranks
+from tests.torch.states import check_fails
 
 COUNT = 20
 
@@ -65,8 +65,7 @@ def test_containers_of_every_kind_are_pinned_and_stay_what_they_are() -> None:
 def test_without_an_accelerator_nothing_is_pinned_and_that_is_said(num_workers: int) -> None:
     with pytest.warns(UserWarning, match="no accelerator to pin memory for"):
         loader = make_loader(Numbers(0, COUNT), pin_memory=True, num_workers=num_workers)
-    with loader:
-        assert sorted(read_numbers(loader)) == list(range(COUNT))
+    assert sorted(take(loader)) == list(range(COUNT))
 
 
 class Rows(Dataset[Any]):
@@ -102,42 +101,21 @@ class Locked(Numbers):
         return super().__getitem__(index) | {"lock": threading.Lock()}
 
 
-def read_locked(rank: int) -> list[int]:
-    with make_loader(Locked(100 * rank, 3 if rank else COUNT), shard="given") as loader:
-        return read_numbers(loader)
-
-
 def test_samples_that_cannot_be_copied_are_read_again_for_idle_steps() -> None:
-    values = get_values(run_ranks(2, read_locked))
+    sizes = [COUNT, 3]
+    values = get_values(run_ranks(2, lambda rank: take(make_loader(Locked(100 * rank, sizes[rank]), shard="given"))))
     assert sorted(values[0] + values[1]) == [*range(COUNT), 100, 101, 102]
 
 
 def test_samples_that_cannot_be_sent_are_an_error_that_says_so() -> None:
-    with (
-        make_loader(Locked(0, COUNT), num_workers=1) as loader,
-        pytest.raises(JobError, match=r"a sample cannot be sent .*cannot pickle '_thread.lock'.*use num_workers=0"),
-    ):
-        list(loader)
+    said = r"a sample cannot be sent .*cannot pickle '_thread.lock'.*use num_workers=0"
+    check_fails(make_loader(Locked(0, COUNT), num_workers=1), said)
 
 
 def test_a_function_that_cannot_be_sent_to_a_process_is_an_error_that_says_what_to_do() -> None:
     said = r"cannot be sent to another process: Can't .*lambda.*or pass multiprocessing_context='fork'"
     options = {"num_workers": 1, "multiprocessing_context": "spawn", "collate_fn": lambda samples: samples}
-    with make_loader(**options) as loader, pytest.raises(JobError, match=said):
-        list(loader)
-
-
-class Keyed(Dataset[Any]):
-    """Samples by name."""
-
-    def __init__(self, count: int) -> None:
-        self.names = [f"sample {number}" for number in range(count)]
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, name: str) -> Any:
-        return make_sample(self.names.index(name))
+    check_fails(make_loader(**options), said)
 
 
 class OpenedLate(Numbers):
@@ -149,10 +127,10 @@ class OpenedLate(Numbers):
 
 
 def read_late(rank: int, kind: str, options: dict[str, Any]) -> int:
-    data: Any = Keyed(COUNT) if kind == "keyed" else OpenedLate(0, COUNT)
-    keys: Any = data.names if kind == "keyed" else range(COUNT)
-    with make_loader(data, sampler=[] if rank else keys, num_workers=int(kind == "late"), **options) as loader:
-        return sum(1 for batch, info in loader.steps() if info.is_idle)
+    by_name: Any = {f"sample {number}": make_sample(number) for number in range(COUNT)}
+    data, keys = (by_name, list(by_name)) if kind == "keyed" else (OpenedLate(0, COUNT), range(COUNT))
+    loader = make_loader(data, sampler=[] if rank else keys, num_workers=int(kind == "late"), **options)
+    return take(loader, count_idle)
 
 
 def test_where_the_first_sample_cannot_be_read_an_idle_rank_says_what_to_pass() -> None:
@@ -166,8 +144,7 @@ def test_where_the_first_sample_cannot_be_read_an_idle_rank_says_what_to_pass() 
 
 def read_idle(rank: int, num_workers: int) -> int:
     options = {"collate_fn": take_apart, "idle_sample": make_sample(3), "num_workers": num_workers}
-    with make_loader(Numbers(0, 0 if rank else COUNT), shard="given", **options) as loader:
-        return sum(1 for batch, info in loader.steps() if info.is_idle)
+    return take(make_loader(Numbers(0, 0 if rank else COUNT), shard="given", **options), count_idle)
 
 
 def test_an_idle_sample_is_as_it_was_in_every_idle_step() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,15 @@ import pytest
 from odb_ref.core.errors import UsageError
 from odb_ref.torch import ODBDataLoader
 from odb_ref.trace.check import check_traces
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, check_goes_on, collate
+from tests.torch.data import Numbers, check_goes_on, make_loader, take
 from tests.torch.ranks import get_values, run_each, run_ranks
+from tests.torch.states import check_fails
 
 FULL, LESS = 90, 40
 
 
-def _make_loader(count: int = 240, **options: Any) -> ODBDataLoader:
-    values: dict[str, Any] = {"token_budget": FULL, "window": 12, "ramp_rounds": 0, "depth": 2, "shuffle": True}
-    return ODBDataLoader(Numbers(0, count), **nested(collate_fn=collate, **(values | options)))
+OPTIONS: dict[str, Any] = {"token_budget": FULL, "window": 12, "ramp_rounds": 0, "depth": 2, "shuffle": True}
+_make_loader = partial(make_loader, Numbers(0, 240), **OPTIONS)
 
 
 def _read(loader: ODBDataLoader, lower_at: int | None = None) -> list[tuple[int, int, list[int]]]:
@@ -63,8 +63,7 @@ def test_a_schedule_gives_the_same_batches_with_any_number_of_workers() -> None:
     """Spec: R15.1, R15.4. Checks: REPLAY, BUDGET."""
 
     def follow_schedule(rank: int, workers: int) -> list[tuple[int, int, list[int]]]:
-        with _make_loader(num_workers=workers, budget_schedule=_grow) as loader:
-            return _read(loader)
+        return take(_make_loader(num_workers=workers, budget_schedule=_grow), _read)
 
     alone, helped = map(get_values, run_each(2, follow_schedule, [(0,), (2,)]))
     assert alone == helped
@@ -81,8 +80,7 @@ def test_a_lowered_budget_is_saved_and_holds_in_the_first_round_of_the_next_epoc
         again = _read(loader)
         state = loader.state_dict()
     assert max(tokens for _, tokens, _ in again) <= LESS
-    with _make_loader() as other:
-        other.load_state_dict(state)
+    with _make_loader(state=state) as other:
         assert other.accepted_budget == LESS
         assert max(tokens for _, tokens, _ in _read(other)) <= LESS
 
@@ -97,9 +95,7 @@ def test_a_lowered_budget_holds_in_the_update_behind_the_one_that_was_saved() ->
     """Spec: R15.5, R16.6. Checks: RESUME. Other numbers of ranks also begin with the accepted budget."""
 
     def go_on(rank: int, states: list[Any]) -> list[tuple[int, int, list[int]]]:
-        with _make_loader(update_samples=24) as loader:
-            loader.load_state_dict(states)
-            return _read(loader)
+        return take(_make_loader(update_samples=24, state=states), _read)
 
     found = [value[0] for value in get_values(run_ranks(2, _lower_and_save))]
     states = [state for state, _ in found]
@@ -126,7 +122,7 @@ def _lower_and_save(rank: int) -> list[tuple[Any, list[tuple[int, int, list[int]
 
 def test_a_schedule_counts_the_steps_of_all_epochs() -> None:
     """Spec: R15.4."""
-    with _make_loader(count=60, budget_schedule=_grow) as loader:
+    with make_loader(Numbers(0, 60), budget_schedule=_grow, **OPTIONS) as loader:
         first, second = _read(loader), _read(loader)
     assert max(tokens for _, tokens, _ in first[:4]) <= 30
     assert max(tokens for _, tokens, _ in second[:4]) > 30
@@ -159,8 +155,7 @@ def test_a_budget_that_was_loaded_may_be_raised_in_the_same_epoch() -> None:
             next(iterator)
         state = loader.state_dict()
         iterator.close()
-    with _make_loader() as loader:
-        loader.load_state_dict(state)
+    with _make_loader(state=state) as loader:
         iterator = loader.steps()
         next(iterator)
         loader.accept_budget(FULL)
@@ -173,8 +168,7 @@ def test_a_budget_that_is_none_is_refused() -> None:
     with _make_loader() as loader, pytest.raises(UsageError, match="at least 1"):
         loader.accept_budget(0)
     nonsense = _make_loader(budget_schedule=lambda step, current: 0 if step else current)
-    with nonsense, pytest.raises(Exception, match="budget schedule"):
-        _read(nonsense)
+    check_fails(nonsense, "budget schedule", Exception)
 
 
 def test_a_schedule_that_raises_fails_on_every_rank_with_its_cause() -> None:
@@ -186,8 +180,7 @@ def test_a_schedule_that_raises_fails_on_every_rank_with_its_cause() -> None:
                 raise ValueError("no such step")
             return current
 
-        with _make_loader(num_workers=workers, budget_schedule=ask, timeout_s=20) as loader:
-            _read(loader)
+        take(_make_loader(num_workers=workers, budget_schedule=ask), _read)
 
     for result in chain.from_iterable(run_each(2, fail_in_its_schedule, [(0,), (1,)])):
         assert (result.error, result.rank) == ("JobError", 1), result

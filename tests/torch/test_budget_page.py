@@ -21,20 +21,14 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LONGEST = 2_048
 
 
-class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Samples of 20 to 2,048 tokens."""
-
-    def __len__(self) -> int:
-        return 700
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        length = LONGEST if index == 7 else 20 + ((index * 7919) % 1_500) ** 2 // 1_500
-        return {"number": torch.tensor(index), "input_ids": torch.ones(length, dtype=torch.long)}
+LENGTHS = [LONGEST if index == 7 else 20 + ((index * 7919) % 1_500) ** 2 // 1_500 for index in range(700)]
+TEXTS: Any = [{"number": number, "input_ids": torch.ones(length).long()} for number, length in enumerate(LENGTHS)]
+"""Samples of 20 to 2,048 tokens."""
 
 
-def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
+def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "numbers": [int(sample["number"]) for sample in samples],
+        "numbers": [sample["number"] for sample in samples],
         "input_ids": pad_sequence([sample["input_ids"] for sample in samples], batch_first=True),
     }
 
@@ -46,7 +40,7 @@ class Page:
         self.names: dict[str, Any] = {
             "Batching": Batching,
             "ODBDataLoader": ODBDataLoader,
-            "dataset": Texts(),
+            "dataset": TEXTS,
             "collate": collate,
         }
         self.blocks = BLOCK.findall(re.sub(r"^from examples.*\n", "", PAGE.read_text(), flags=re.MULTILINE))
@@ -100,7 +94,7 @@ def test_a_loop_raises_the_budget_when_its_loss_falls() -> None:
         seen.append(input_ids.numel() if len(numbers) > 1 else 0)
         return SimpleNamespace(loss=torch.tensor(next(losses), requires_grad=True))
 
-    loader = ODBDataLoader(Texts(), token_budget=16_384, collate_fn=collate, batching=Batching(window=64, depth=1))
+    loader = ODBDataLoader(TEXTS, token_budget=16_384, collate_fn=collate, batching=Batching(window=64, depth=1))
     page.names |= {"loader": loader, "model": model, "optimizer": torch.optim.SGD([torch.zeros(1)])}
     with loader:
         loader.accept_budget(4_096)
@@ -168,7 +162,7 @@ def test_a_batch_size_grows_by_the_step(capsys: pytest.CaptureFixture[str]) -> N
 def test_the_last_batch_is_included_however_short(mode: Mode) -> None:
     """Checks: COVER, QUOTA. On one rank nothing is left over at the end, in either mode."""
     with ODBDataLoader(
-        Texts(), token_budget=65_536, collate_fn=collate, batching=Batching(window=64), protocol=Protocol(mode=mode)
+        TEXTS, token_budget=65_536, collate_fn=collate, batching=Batching(window=64), protocol=Protocol(mode=mode)
     ) as loader:
         sizes = [len(batch["numbers"]) for batch in loader]
     assert sum(sizes) == 700

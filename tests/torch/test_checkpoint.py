@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from odb_ref.torch import JobState, UsageError
 from tests.torch import data
-from tests.torch.data import Numbers, read
+from tests.torch.data import Numbers, list_numbers, read
 from tests.torch.ranks import get_values, run_each
 
 COUNT = 47
@@ -38,10 +38,6 @@ def go_on(rank: int, folder: Path) -> list[Any]:
         return read(loader)
 
 
-def get_numbers(rows: list[Any]) -> list[int]:
-    return [number for _, numbers, _ in rows for number in numbers]
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_torch_saves_it_with_a_model_and_any_number_of_ranks_goes_on(tmp_path: Path) -> None:
     """Spec: R10.3. Checks: RESUME, ONCE, COVER."""
@@ -50,9 +46,9 @@ def test_torch_saves_it_with_a_model_and_any_number_of_ranks_goes_on(tmp_path: P
     wider, alone = (run_each(ranks, go_on, [(folder,) for folder, _ in folders]) for ranks in (3, 1))
     for values, *others in zip(saved, wider, alone, strict=True):
         assert all(after == loaded for _, after, loaded in values)
-        before = [number for rows, _, _ in values for number in get_numbers(rows)]
+        before = list_numbers(*(rows for rows, _, _ in values))
         for rest in ([after for _, after, _ in values], *map(get_values, others)):
-            assert sorted(before + [number for rows in rest for number in get_numbers(rows)]) == list(range(COUNT))
+            assert sorted(before + list_numbers(*rest)) == list(range(COUNT))
 
 
 def test_a_loader_alone_is_saved_likewise(tmp_path: Path) -> None:
@@ -65,7 +61,7 @@ def test_a_loader_alone_is_saved_likewise(tmp_path: Path) -> None:
     with make_loader() as loader:
         dcp.load({"loader": JobState(loader)}, checkpoint_id=tmp_path, no_dist=True)
         after += read(loader)
-    assert sorted(get_numbers(before + after)) == list(range(COUNT))
+    assert sorted(list_numbers(before, after)) == list(range(COUNT))
 
 
 @pytest.mark.parametrize(

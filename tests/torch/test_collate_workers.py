@@ -29,22 +29,21 @@ from odb_ref.torch.reading.pipeline import _Maker
 from odb_ref.torch.reading.serialization import Packed, pack, unpack
 from odb_ref.torch.reading.service import BatchRequest, SampleListener
 from tests.torch import data
-from tests.torch.data import Numbers
+from tests.torch.data import Numbers, take
 
 SAMPLES = 200
 make_loader = partial(data.make_loader, window=64)
 
 
-def collate_slowly(samples: list[Any]) -> tuple[int, list[int], float, list[float]]:
+def collate_slowly(samples: list[Any]) -> tuple[int, list[int], list[float]]:
     """Returns the process that made the batch, its samples, and what it drew."""
     time.sleep(2 * SLOW_S)
     drawn = [random.random(), float(torch.rand(()))]
-    return os.getpid(), [sample["number"] for sample in samples], time.monotonic(), drawn
+    return os.getpid(), [sample["number"] for sample in samples], drawn
 
 
-def read(**options: Any) -> list[Any]:
-    with make_loader(Numbers(0, SAMPLES), collate_fn=collate_slowly, shuffle=True, **options) as loader:
-        return list(loader)
+def read(**options: Any) -> Any:
+    return take(make_loader(Numbers(0, SAMPLES), collate_fn=collate_slowly, shuffle=True, **options), list)
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_a_slow_collate_fn_runs_in_several_processes_and_makes_the_same_batches(
     for count in (2, 5):
         several = read(num_workers=count)
         assert len({pid for pid, *_ in several}) == count
-        assert [(ids, drawn) for _, ids, _, drawn in several] == [(ids, drawn) for _, ids, _, drawn in one]
+        assert [made for _, *made in several] == [made for _, *made in one]
 
 
 def look_up_the_data_set(worker_id: int) -> None:
@@ -75,14 +74,14 @@ def look_up_the_data_set(worker_id: int) -> None:
 def test_a_worker_init_fn_is_called_where_there_is_a_worker() -> None:
     batches = read(num_workers=3, worker_init_fn=look_up_the_data_set)
     assert len({pid for pid, *_ in batches}) > 1
-    assert sorted(number for _, ids, _, _ in batches for number in ids) == list(range(SAMPLES))
+    assert sorted(number for _, ids, _ in batches for number in ids) == list(range(SAMPLES))
 
 
 def test_a_quick_collate_fn_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collate_workers, "SLOW_S", 10.0)  # even a fast one may wait for a processor for some time
 
-    with make_loader(Numbers(0, SAMPLES), collate_fn=lambda samples: os.getpid(), num_workers=3) as loader:
-        assert len(set(loader)) == 1
+    loader = make_loader(Numbers(0, SAMPLES), collate_fn=lambda samples: os.getpid(), num_workers=3)
+    assert len(set(take(loader, list))) == 1
 
 
 @pytest.mark.parametrize(("waits", "expected"), [("l", 4), ("ls", 4), ("lss", 4), ("lssss", 1), ("s", 1)])
@@ -119,8 +118,7 @@ class OpensOnce:
 @pytest.mark.usefixtures("eager")
 def test_what_a_collate_fn_opens_is_used_by_the_process_that_opened_it(tmp_path: Path) -> None:
     function = OpensOnce(str(tmp_path / "file"))
-    with make_loader(Numbers(0, SAMPLES), collate_fn=function, num_workers=3) as loader:
-        users = list(loader)
+    users = take(make_loader(Numbers(0, SAMPLES), collate_fn=function, num_workers=3), list)
     assert len(set(users)) == 3
     assert all(user == opener for user, opener in users)
 
@@ -176,7 +174,7 @@ def test_an_early_end_leaves_no_batch_for_the_next_epoch() -> None:
     with make_loader(Numbers(0, SAMPLES), **options) as loader:
         for _, batch in zip(range(20), loader, strict=False):
             assert batch
-        epochs = [sorted(sample for _, ids, _, _ in loader for sample in ids) for _ in range(2)]
+        epochs = [sorted(sample for _, ids, _ in loader for sample in ids) for _ in range(2)]
     assert epochs == [list(range(SAMPLES))] * 2
 
 

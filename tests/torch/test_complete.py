@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from torch.utils.data import Dataset, IterDataPipe, Sampler
 
-from odb_ref.torch import JobError, UsageError
-from tests.torch.data import Numbers, Stream, make_loader, make_sample, read_numbers
+from odb_ref.torch import UsageError
+from tests.torch.data import Numbers, Stream, catch_texts, count_samples, make_loader, make_sample, read_numbers
 from tests.torch.ranks import get_values, run_each
+from tests.torch.states import check_fails, check_refused
 
 COUNT = 40
 
@@ -84,18 +85,13 @@ def test_what_ends_a_plain_loader_early_is_an_error(
     data: Dataset[Any], options: dict[str, Any], cause: str, num_workers: int
 ) -> None:
     """Spec: R11.4. Checks: COVER."""
-    loader = make_loader(data, num_workers=num_workers, **options)
-    with loader, pytest.raises(JobError, match="rank 0 failed") as caught:
-        list(loader.steps())
-    assert cause in str(caught.value)
+    check_fails(make_loader(data, num_workers=num_workers, **options), f"rank 0 failed.*{cause}")
 
 
 @pytest.mark.parametrize(("init_fn", "cause"), [(stop, "StopIteration"), (miss, "NoSuchKey: no such key")])
 def test_a_worker_init_fn_that_stops_is_an_error(init_fn: Any, cause: str) -> None:
     """Spec: R11.4. Checks: COVER."""
-    loader = make_loader(num_workers=1, worker_init_fn=init_fn)
-    with loader, pytest.raises(JobError, match=f"worker_init_fn raised {cause}"):
-        list(loader)
+    check_fails(make_loader(num_workers=1, worker_init_fn=init_fn), f"worker_init_fn raised {cause}")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -136,11 +132,7 @@ class Endless(Sampler[int]):
 
 def test_a_sampler_that_lists_other_than_it_says_is_an_error() -> None:
     """Checks: COVER."""
-    with (
-        make_loader(sampler=Endless()) as loader,
-        pytest.raises(UsageError, match="has a length of 40, but listed more"),
-    ):
-        iter(loader)
+    check_refused(make_loader(sampler=Endless()), "has a length of 40, but listed more")
     with make_loader(sampler=OneShot()) as loader:
         assert sorted(read_numbers(loader)) == list(range(COUNT))
         with pytest.raises(UsageError, match="has a length of 40, but listed 0"):
@@ -151,11 +143,7 @@ def test_a_sampler_that_lists_other_than_it_says_is_an_error() -> None:
 def test_a_sample_that_cannot_be_measured_is_named(num_workers: int) -> None:
     samples = [make_sample(number) for number in range(COUNT)]
     samples[13]["input_ids"] = samples[13]["labels"] = []
-    with (
-        make_loader(samples, num_workers=num_workers) as loader,
-        pytest.raises(JobError, match=r"the length of a sample is 0.* \(the sample is 13\)"),
-    ):
-        list(loader)
+    check_fails(make_loader(samples, num_workers=num_workers), r"the length of a sample is 0.* \(the sample is 13\)")
 
 
 class SameForAll(Stream):
@@ -189,10 +177,10 @@ def test_a_data_pipe_on_several_ranks_is_read_here_or_refused() -> None:
 def test_workers_that_all_yield_the_same_are_warned_of(num_workers: int, is_told: bool) -> None:
     """Checks: ONCE."""
     with make_loader(SameForAll(0, COUNT), num_workers=num_workers) as loader:
-        with warnings.catch_warnings(record=True, action="always") as caught:
+        with catch_texts() as caught:
             numbers = read_numbers(loader)
         assert sorted(numbers) == sorted(num_workers * list(range(COUNT)))
-        assert ["the workers begin with the same samples" in str(item.message) for item in caught] == is_told * [True]
+        assert ["the workers begin with the same samples" in text for text in caught] == is_told * [True]
     with make_loader(Stream(0, COUNT), num_workers=num_workers) as loader, warnings.catch_warnings(action="error"):
         list(loader)
 
@@ -201,10 +189,9 @@ def read_part(rank: int, kind: type[Numbers] | type[Stream], is_divided: bool) -
     """Returns the warnings of a rank that reads its half of 400 samples, or the same 200 as the other one."""
     own = {"sampler": range(200)} if kind is Numbers else {}
     data = kind(200 * rank if is_divided else 0, 200)
-    with make_loader(data, **own) as loader, warnings.catch_warnings(record=True, action="always") as caught:
-        for _ in range(2):
-            assert sum(info.local_samples for _, info in loader.steps()) == 200
-    return [str(item.message) for item in caught]
+    with make_loader(data, **own) as loader, catch_texts() as caught:
+        assert count_samples(loader) == count_samples(loader) == 200
+    return caught
 
 
 def test_ranks_that_all_yield_the_same_are_warned_of() -> None:

@@ -21,16 +21,8 @@ VALUES: list[Any] = [None, True, False, -1, 0, 1, 2**40, 2**70, 1.0, float("nan"
 VALUES += [b"", (0,), object(), {1, 2}, 10**5000]
 
 
-def save(rank: int, options: dict[str, Any], base: list[Any]) -> Any:
-    with make_loader(**options) as loader:
-        if base:
-            loader.load_state_dict(base)
-        read(loader, 4)
-        return loader.state_dict()
-
-
 def save_with(world_size: int, options: dict[str, Any], base: list[Any]) -> list[Any]:
-    return get_values(run_ranks(world_size, save, options, base))
+    return get_values(run_ranks(world_size, lambda rank: data.save(make_loader(state=base, **options), 4)[1]))
 
 
 def walk(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

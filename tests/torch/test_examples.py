@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from odb_sim.cli.main import main
 
-from odb_ref.torch import ODBDataLoader
 from tests.helpers.programs import run_program
-from tests.torch.data import Numbers, collate
+from tests.torch.data import Numbers, make_loader
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -95,7 +94,7 @@ def test_a_policy_of_two_ranks_has_the_gradient_of_one_process(tmp_path: Path) -
 
 
 def test_why_steps_were_idle_is_said_of_one_epoch(tmp_path: Path) -> None:
-    with ODBDataLoader(Numbers(0, 9), token_budget=60, collate_fn=collate, trace=tmp_path / "run.ndjson") as loader:
+    with make_loader(Numbers(0, 9), trace=tmp_path / "run.ndjson") as loader:
         for _ in range(2):
             assert list(loader)
     traces = sorted(path.name for path in tmp_path.iterdir())

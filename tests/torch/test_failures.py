@@ -19,12 +19,13 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import RandomSampler
 
-from odb_ref.torch import JobError, ODBDataLoader
+from odb_ref.torch import JobError
 from odb_ref.torch.reading.pipeline import find_failed
 from odb_ref.torch.reading.tasks import get_length
 from odb_ref.trace.check import check_traces
+from tests.helpers.waiting import is_in_time
 from tests.torch import data
-from tests.torch.data import Numbers, collate, listen
+from tests.torch.data import Numbers, collate, listen, take
 from tests.torch.ranks import Result, check_errors, get_values, run_each, run_ranks
 
 make_loader = partial(data.make_loader, shard="given", timeout_s=5)
@@ -115,8 +116,7 @@ def test_a_failure_is_told_before_workers_that_hang_are_waited_for() -> None:
 def test_a_sample_over_the_budget_travels_alone_and_fails_no_rank() -> None:
     def read_long(rank: int) -> list[list[int]]:
         dataset = Numbers(0, SIZES[rank], bad=15 if rank == 1 else None, fault="long")
-        with make_loader(dataset, num_workers=2) as loader:
-            return [numbers for _, numbers, _ in data.read(loader)]
+        return [numbers for _, numbers, _ in take(make_loader(dataset, num_workers=2), data.read)]
 
     values = get_values(run_ranks(3, read_long))
     assert [sorted(chain(*value)) for value in values] == [list(range(size)) for size in SIZES]
@@ -202,8 +202,7 @@ def test_ranks_that_are_configured_differently_say_so() -> None:
     """Spec: R2.7, R2.8, R7.3. Checks: ABORT."""
 
     def read_differently(rank: int, options: dict[str, Any]) -> None:
-        with make_loader(Numbers(0, SIZES[rank]), **(options if rank == 1 else {})) as loader:
-            list(loader)
+        take(make_loader(Numbers(0, SIZES[rank]), **(options if rank == 1 else {})))
 
     found = run_each(3, read_differently, [(options,) for options, _ in DIFFERENT])
     for results, (_, cause) in zip(found, DIFFERENT, strict=True):
@@ -214,8 +213,7 @@ def test_a_sampler_that_lists_another_order_on_a_rank_is_told_what_it_needs() ->
     def list_differently(rank: int) -> None:
         dataset = Numbers(0, 20)
         order = RandomSampler(dataset, generator=torch.Generator().manual_seed(rank))
-        with ODBDataLoader(dataset, token_budget=60, update_samples=8, collate_fn=collate, sampler=order) as loader:
-            list(loader)
+        take(data.make_loader(dataset, update_samples=8, sampler=order))
 
     check_same(run_ranks(2, list_differently), 1, "must list all of it, with the same seed on every rank")
 
@@ -253,8 +251,7 @@ def test_a_killed_loader_process_is_named_on_all_ranks() -> None:
 def test_a_rank_that_never_starts_is_noticed_in_time() -> None:
     def read_on_some(rank: int) -> None:
         if rank != 1:
-            with make_loader(Numbers(0, 20), timeout_s=2) as loader:
-                list(loader)
+            take(make_loader(Numbers(0, 20), timeout_s=2))
 
     (results,) = run_each(3, read_on_some, [()])  # nobody ends before all have
     assert {results[0].error, results[2].error} == {"JobError"}, results
@@ -359,7 +356,7 @@ def test_one_that_leaves_and_closes_while_others_are_slow_is_named() -> None:
 
 def leave_others_in_a_collective(rank: int, folder: Path) -> list[str]:
     """Returns what a rank logs that has left alone, while the other waits for it as in a model's collective."""
-    lines = listen()
+    lines = listen(lambda line: (folder / "logged").touch() if "waits for" in line else None)
     with make_loader(window=64, timeout_s=1) as loader:
         steps = loader.steps()
         for _ in range(3 + rank):
@@ -367,11 +364,7 @@ def leave_others_in_a_collective(rank: int, folder: Path) -> list[str]:
         if rank == 0:
             steps.close()
             threading.Thread(target=list, args=(loader,), daemon=True).start()
-        deadline = time.monotonic() + 40
-        while not (folder / "logged").exists() and time.monotonic() < deadline:
-            if any("waits for" in line for line in lines):
-                (folder / "logged").touch()
-            time.sleep(0.05)
+        is_in_time((folder / "logged").exists, 40.0)
     return lines
 
 
@@ -411,16 +404,14 @@ def leave_or_stay_inside(rank: int, word: Path) -> bool:
         synchronize()
         if rank == 0:
             batches.close()
-        deadline = time.monotonic() + 15
-        while rank == 1 and not word.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        is_told = rank != 1 or is_in_time(word.exists, 15)
         with pytest.raises(JobError, match="rank 0 left the loop") if rank else contextlib.nullcontext():
             while rank:
                 next(batches)
         if rank == 2:
             word.touch()
         synchronize()
-        return time.monotonic() < deadline
+        return is_told
 
 
 def test_an_urged_rank_reads_without_a_trainer_that_does_not_come(tmp_path: Path) -> None:

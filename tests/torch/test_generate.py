@@ -11,7 +11,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.torch import ODBDataLoader, gather_samples
 from odb_ref.torch.loop import generate
 from tests.torch.data import Numbers, collate, make_sample
-from tests.torch.ranks import run_ranks
+from tests.torch.ranks import get_values, run_ranks
 
 COUNT = 37
 EXPECTED = [int(make_sample(number)["input_ids"].sum()) for number in range(COUNT)]
@@ -56,11 +56,10 @@ def test_what_does_not_fit_goes_in_halves() -> None:
 
 
 def test_all_ranks_have_all_outputs() -> None:
-    results = run_ranks(2, run_all, 3)
-    assert [result.error for result in results] == ["", ""], results
-    assert [result.value[0] for result in results] == [EXPECTED, EXPECTED]
-    assert sum(sum(result.value[2]) for result in results) == COUNT
-    assert all(result.value[1] for result in results)
+    values = get_values(run_ranks(2, run_all, 3))
+    assert [outputs for outputs, _, _ in values] == [EXPECTED, EXPECTED]
+    assert sum(sum(sizes) for _, _, sizes in values) == COUNT
+    assert all(failures for _, failures, _ in values)
 
 
 def test_a_sample_that_does_not_fit_fails_on_every_rank() -> None:

@@ -11,11 +11,9 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.loop import StepGuard
 from tests.helpers.gpus import show_gpus
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate
+from tests.torch.data import Numbers, make_loader
 from tests.torch.models import check_gradient, compute_loss, compute_union_gradient, get_gradient, make_model
 from tests.torch.ranks import Result, get_values, run_ranks
 
@@ -38,10 +36,10 @@ def train(rank: int, sizes: list[int], device: str, num_workers: int) -> Any:
     if device == "cuda":
         torch.cuda.set_device(0)  # all ranks share the GPU
     model = DistributedDataParallel(make_model().to(device))
-    options: dict[str, Any] = {"token_budget": 60, "window": 12, "shard": "given", "loss_reduction": "sum"}
+    options: dict[str, Any] = {"window": 12, "shard": "given", "loss_reduction": "sum"}
     options |= {"num_workers": num_workers, "pin_memory": device == "cuda", "timeout_s": 60}
     epochs = []
-    with ODBDataLoader(Numbers(sum(sizes[:rank]), sizes[rank]), **nested(collate_fn=collate, **options)) as loader:
+    with make_loader(Numbers(sum(sizes[:rank]), sizes[rank]), **options) as loader:
         for _ in range(EPOCHS):
             steps = []
             for batch, info in loader.steps():
@@ -96,7 +94,7 @@ def train_with_too_little(rank: int, limit_mib: int, sample_mib: int) -> Any:
     guard = StepGuard(model, compute)
     updates = []
     options: dict[str, Any] = {"token_budget": 90, "window": 12, "pin_memory": True, "num_workers": 1, "timeout_s": 60}
-    with ODBDataLoader(Numbers(0, 40), **nested(collate_fn=collate, **options)) as loader:
+    with make_loader(**options) as loader:
         for batch, info in loader.steps():
             guard.backward(batch, info)
             updates.append((batch["numbers"], get_gradient(model)))

@@ -14,12 +14,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.loop import StepGuard, count_pairs, split_pairs
 from odb_ref.torch.loop.splitting import split_batch
-from tests.helpers.options import nested
+from tests.torch.data import make_loader
 from tests.torch.models import Update, check_updates, get_gradient, list_updates
-from tests.torch.pairs import Pairs, Preference, check_pairs, collate, compute_loss, make_pair
+from tests.torch.pairs import Preference, check_pairs, collate, compute_loss, make_pair
 from tests.torch.ranks import get_values, run_each, run_ranks
 from tests.torch.test_step_guard import FIT, Faults, limited_memory
 
@@ -28,8 +27,8 @@ OPTIONS: dict[str, Any] = {"token_budget": 150, "window": 12, "collate_fn": coll
 PAIRS: dict[str, Any] = {"split": split_pairs, "count": count_pairs}
 
 
-def make_data(rank: int) -> Pairs:
-    return Pairs(range(sum(SIZES[:rank]), sum(SIZES[: rank + 1])))
+def make_data(rank: int) -> list[dict[str, Any]]:
+    return [make_pair(number) for number in range(sum(SIZES[:rank]), sum(SIZES[: rank + 1]))]
 
 
 def compute_checked(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
@@ -54,7 +53,7 @@ def train(rank: int, kind: str, options: dict[str, Any], seed: int) -> tuple[lis
     elif dist.is_initialized():
         model = DistributedDataParallel(model)
     faults = PairFaults(seed + rank, 0.0 if kind == "fsdp2" else 0.6)
-    with ODBDataLoader(make_data(rank), **nested(**(OPTIONS | options))) as loader:
+    with make_loader(make_data(rank), **OPTIONS, **options) as loader:
         memory: dict[str, Any] = {"memory": FIT} if kind == "fsdp2" else {}
         guard = StepGuard(model, faults.compute_loss, lower_budget=loader.accept_budget, **PAIRS, **memory)
         choose = random.Random(rank)
@@ -89,7 +88,7 @@ def fail_alone(rank: int) -> Any:
 
     accepted: list[int] = []
     guard = StepGuard(Preference(), run, lower_budget=accepted.append, **PAIRS)
-    with ODBDataLoader(make_data(rank), **nested(**OPTIONS)) as loader:
+    with make_loader(make_data(rank), **OPTIONS) as loader:
         try:
             for batch, info in loader.steps():
                 guard.backward(batch, info)
@@ -112,7 +111,7 @@ def test_pairs_whose_layout_nobody_has_said_are_refused_in_the_first_step() -> N
 
     def guard_unsaid(rank: int, options: dict[str, Any]) -> None:
         guard = StepGuard(Preference(), compute_checked, **options)
-        with ODBDataLoader(Pairs([50]) if rank else make_data(0), **nested(**OPTIONS)) as loader:
+        with make_loader([make_pair(50)] if rank else make_data(0), **OPTIONS) as loader:
             for batch, info in loader.steps():
                 guard.backward(batch, info)
 

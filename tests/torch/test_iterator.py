@@ -7,12 +7,13 @@ import re
 import signal
 import time
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
 
 from odb_ref.torch import UsageError
-from tests.torch.data import Numbers, make_loader, read_numbers
+from tests.torch.data import Numbers, catch_texts, make_loader, read_numbers, save
 from tests.torch.ranks import check_errors, get_values, run_each, run_ranks
 
 
@@ -93,13 +94,10 @@ def test_batches_without_their_weights_are_warned_of_once() -> None:
     """Checks: WEIGHT."""
 
     def take(rank: int, options: dict[str, Any], how: str) -> list[str]:
-        with (
-            make_loader(Numbers(40 * rank, 30 + rank), shard="given", **options) as loader,
-            warnings.catch_warnings(record=True, action="always") as caught,
-        ):
+        with make_loader(Numbers(40 * rank, 30 + rank), shard="given", **options) as loader, catch_texts() as caught:
             for _ in range(2):
                 list(loader if how == "batches" else loader.steps())
-        return [str(item.message) for item in caught if "loader.steps()" in str(item.message)]
+        return [text for text in caught if "loader.steps()" in text]
 
     cases: list[tuple[dict[str, Any], str]] = [({}, "batches"), ({}, "steps"), ({"loss_scaling": "none"}, "batches")]
     for case, count, results in zip(cases, (1, 0, 0), run_each(2, take, cases), strict=True):
@@ -167,24 +165,16 @@ def test_a_batch_that_an_interrupt_has_taken_from_its_consumer_is_missed(
     signal.signal(signal.SIGINT, before)
 
 
-def save_with_carried() -> Any:
-    with make_shuffled() as loader:
-        batches = iter(loader)
-        for _ in range(4):
-            next(batches)
-        state: Any = loader.state_dict()
+def make_resumed() -> Any:
+    """Returns a loader that goes on from a state with carried samples."""
+    make = partial(make_loader, Numbers(0, 80), shuffle=True)
+    _, state = save(make(), 4)
     assert state["checkpoint"]["start"]["carried"]
-    return state
-
-
-def make_shuffled() -> Any:
-    return make_loader(Numbers(0, 80), shuffle=True)
+    return make(state=state)
 
 
 def leave_at_once(rank: int, absent_s: float) -> None:
-    state = save_with_carried()
-    with make_shuffled() as loader:
-        loader.load_state_dict(state)
+    with make_resumed() as loader:
         batches = iter(loader)
         if not rank:
             batches.close()
@@ -205,9 +195,7 @@ def test_who_leaves_a_resumed_epoch_before_its_first_batch_is_named(absent_s: fl
 
 
 def test_a_budget_is_accepted_before_the_first_batch_of_a_resumed_epoch() -> None:
-    state = save_with_carried()
-    with make_shuffled() as loader:
-        loader.load_state_dict(state)
+    with make_resumed() as loader:
         batches = iter(loader)
         loader.accept_budget(40)
         assert len(list(batches)) > 4

@@ -14,8 +14,17 @@ from odb_ref.torch import JobError
 from odb_ref.torch.reading.counting import LabelCheck, LabelError, count_supervised
 from odb_ref.torch.reading.measure import SupervisedCounter
 from odb_ref.torch.reading.tasks import SampleError, get_length
-from tests.torch.data import Numbers, collate, make_loader, make_sample, take_apart
+from tests.torch.data import (
+    catch_texts,
+    collate,
+    count_samples,
+    make_loader,
+    make_sample,
+    take,
+    take_apart,
+)
 from tests.torch.ranks import check_errors, run_ranks
+from tests.torch.states import check_fails
 
 COUNT = 40
 
@@ -37,13 +46,10 @@ def drop(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 def read(collate_fn: Any, data: Any = None, **options: Any) -> list[str]:
     """Returns the warnings of two epochs."""
-    with (
-        warnings.catch_warnings(record=True, action="always") as caught,
-        make_loader(data, collate_fn=collate_fn, **options) as loader,
-    ):
+    with catch_texts() as caught, make_loader(data, collate_fn=collate_fn, **options) as loader:
         for _ in range(2):
             list(loader.steps())
-    return [str(item.message) for item in caught]
+    return caught
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -100,29 +106,18 @@ def label(labels: str) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("labels", "options", "is_told"),
-    [
-        ("copy", {}, False),
-        ("behind", {}, False),
-        ("classes", {}, True),
-        ("next", {"num_workers": 1}, True),
-        ("next", {"layout": "packed"}, True),
-        ("classes", {"causal_shift": False}, False),
-        ("classes", {"causal_shift": True}, False),
-        ("classes", {"loss_scaling": "samples"}, False),
-    ],
-)
-def test_labels_of_a_model_that_seems_not_to_shift_them_are_warned_of_once(
-    labels: str, options: dict[str, Any], is_told: bool
-) -> None:
-    """If the first label carries loss, an assumption decides whether it counts. Checks: WEIGHT."""
-    told = read(None if "layout" in options else pad_labels, label(labels), **options)
-    assert ["causal_shift=False" in text for text in told] == [True] * is_told
-
-
-@pytest.mark.parametrize(
     ("labels", "first", "options", "is_told"),
     [
+        # No function counts. If the first label carries loss, an assumption decides whether it counts.
+        ("copy", None, {}, False),
+        ("behind", None, {}, False),
+        ("classes", None, {}, True),
+        ("next", None, {"num_workers": 1}, True),
+        ("next", None, {"layout": "packed"}, True),
+        ("classes", None, {"causal_shift": False}, False),
+        ("classes", None, {"causal_shift": True}, False),
+        ("classes", None, {"loss_scaling": "samples"}, False),
+        # A function counts from the first label, or from the second.
         ("copy", 0, {}, True),
         ("copy", 0, {"num_workers": 1}, True),
         ("copy", 0, {"layout": "packed"}, True),
@@ -135,13 +130,14 @@ def test_labels_of_a_model_that_seems_not_to_shift_them_are_warned_of_once(
         ("next", 0, {}, False),
     ],
 )
-def test_a_function_that_counts_the_first_label_of_a_causal_model_is_warned_of_once(
-    labels: str, first: int, options: dict[str, Any], is_told: bool
+def test_labels_or_counts_that_do_not_suit_how_a_causal_model_shifts_are_warned_of_once(
+    labels: str, first: int | None, options: dict[str, Any], is_told: bool
 ) -> None:
     """Spec: R4.7. Checks: WEIGHT."""
-    options = options | {"supervised_fn": partial(count_from, first)}
-    told = read(None if "layout" in options else pad_labels, label(labels), **options)
-    assert ["do not count the first label" in text for text in told] == [True] * is_told
+    counting = {} if first is None else {"supervised_fn": partial(count_from, first)}
+    told = read(None if "layout" in options else pad_labels, label(labels), **options, **counting)
+    said = "causal_shift=False" if first is None else "do not count the first label"
+    assert [said in text for text in told] == [True] * is_told
 
 
 def test_samples_without_labels_that_a_function_counts_are_not_compared() -> None:
@@ -226,40 +222,25 @@ def test_a_sample_counts_as_its_batch_of_one_does() -> None:
         )
 
 
-class PerToken(Numbers):
-    """One value for each token, which only differs from several values of a sample in that their numbers vary."""
-
-    def __getitem__(self, index: int) -> Any:
-        sample = make_sample(index)
-        return sample | {"labels": sample["labels"].float()}
-
-
 def test_values_of_tokens_are_not_taken_for_values_of_samples() -> None:
-    """Spec: R4.7. Checks: WEIGHT."""
-    with make_loader(PerToken(0, COUNT), loss_scaling="samples") as loader:
-        assert list(loader.steps())
+    """Spec: R4.7. Checks: WEIGHT. One value for each token differs from several of a sample only in that their numbers vary."""
+    samples = [sample | {"labels": sample["labels"].float()} for sample in map(make_sample, range(COUNT))]
+    assert take(make_loader(samples, loss_scaling="samples"))
     said = r"as if each token had one.* pass Loss\(supervised_fn=\)"
-    with make_loader(PerToken(0, COUNT)) as loader, pytest.raises(JobError, match=said):
-        list(loader.steps())
+    check_fails(make_loader(samples), said)
 
 
 def test_a_loader_that_was_read_first_without_gradients_is_read_with_them() -> None:
     with make_loader() as loader:
         with torch.inference_mode():
-            first = sum(info.local_samples for _, info in loader.steps())
-        assert first == sum(info.local_samples for _, info in loader.steps()) == COUNT
+            first = count_samples(loader)
+        assert first == count_samples(loader) == COUNT
 
 
-class Masked(Numbers):
-    """Samples without labels, whose mask excludes the first token, or none."""
-
-    def __init__(self, name: str, first: int) -> None:
-        super().__init__(0, COUNT)
-        self.name, self.first = name, first
-
-    def __getitem__(self, index: int) -> Any:
-        sample = super().__getitem__(index)
-        return {"input_ids": sample["input_ids"], self.name: [self.first, *[1] * (len(sample["input_ids"]) - 1)]}
+def make_masked(name: str, first: int) -> list[dict[str, Any]]:
+    """Returns samples without labels, whose mask excludes the first token, or none."""
+    texts = [make_sample(number)["input_ids"] for number in range(COUNT)]
+    return [{"input_ids": ids, name: [first, *[1] * (len(ids) - 1)]} for ids in texts]
 
 
 def stack(samples: list[dict[str, Any]]) -> list[Any]:
@@ -328,13 +309,9 @@ def test_a_mask_of_any_kind_that_leaves_out_tokens_is_seen(kind: Any) -> None:
 def test_a_mask_that_leaves_out_tokens_and_makes_no_labels_is_not_passed_over(name: str) -> None:
     """Checks: WEIGHT."""
     for options, first in (({}, 1), ({"loss_scaling": "samples"}, 0), ({"supervised_fn": len}, 0)):
-        with make_loader(Masked(name, first), collate_fn=stack, **options) as loader:
-            assert sum(info.local_samples for _, info in loader.steps()) == COUNT
-    with (
-        make_loader(Masked(name, 0), collate_fn=stack) as loader,
-        pytest.raises(JobError, match=rf"the {name} of some samples leaves out tokens.*Pass Loss\(supervised_fn=\)"),
-    ):
-        list(loader.steps())
+        assert take(make_loader(make_masked(name, first), collate_fn=stack, **options), count_samples) == COUNT
+    said = rf"the {name} of some samples leaves out tokens.*Pass Loss\(supervised_fn=\)"
+    check_fails(make_loader(make_masked(name, 0), collate_fn=stack), said)
 
 
 def test_a_collate_fn_that_leaves_samples_out_is_warned_of() -> None:
@@ -344,8 +321,5 @@ def test_a_collate_fn_that_leaves_samples_out_is_warned_of() -> None:
 
     data = [{"input_ids": torch.arange(1, 5)} for _ in range(COUNT)]
     for scaling in ("samples", "exact"):
-        with (
-            make_loader(data, collate_fn=leave_out, scaling=scaling) as loader,
-            pytest.warns(RuntimeWarning, match="fewer rows than samples"),
-        ):
-            assert sum(info.local_samples for _, info in loader.steps()) == COUNT
+        with pytest.warns(RuntimeWarning, match="fewer rows than samples"):
+            assert take(make_loader(data, collate_fn=leave_out, scaling=scaling), count_samples) == COUNT

@@ -13,12 +13,9 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from odb_ref.torch import ODBDataLoader
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate
+from tests.helpers.waiting import count_descriptors, is_in_time
+from tests.torch.data import Numbers, collate, make_loader
 from tests.torch.ranks import get_values, run_ranks
-
-SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": collate, "timeout_s": 20}
 
 
 def count_children() -> int:
@@ -34,7 +31,7 @@ def take_stock() -> dict[str, int]:
     return {
         "threads": threading.active_count(),
         "children": count_children(),
-        "descriptors": len(os.listdir("/proc/self/fd")),
+        "descriptors": count_descriptors(),
     }
 
 
@@ -45,12 +42,8 @@ def list_shared() -> set[str]:
 
 def settle(limit: dict[str, int]) -> dict[str, int]:
     """Returns what exists once it is at most ``limit``, or after half a minute. Dropped loaders are closed one by one."""
-    deadline = time.monotonic() + 30
-    while True:
-        stock = take_stock()
-        if time.monotonic() > deadline or all(stock[key] <= limit[key] for key in limit):
-            return stock
-        time.sleep(0.05)
+    is_in_time(lambda: all(stock <= limit.get(key, stock) for key, stock in take_stock().items()), 30)
+    return take_stock()
 
 
 def break_early(rank: int, options: dict[str, Any], is_closed: bool, epochs: int) -> tuple[dict[str, int], ...]:
@@ -62,7 +55,7 @@ def break_early(rank: int, options: dict[str, Any], is_closed: bool, epochs: int
     plain = settle({"children": int("multiprocessing_context" in options)})
     first: dict[str, int] = {}
     for _ in range(1 + epochs):
-        loader = ODBDataLoader(Numbers(0, 300), **nested(**options, **SETTINGS))
+        loader = make_loader(Numbers(0, 300), window=16, **options)
         for step, _ in enumerate(loader):
             if step == 2:
                 break
@@ -103,7 +96,4 @@ def test_fast_epochs_with_early_breaks_leave_nothing_behind(
         assert all(last[key] <= first[key] for key in first), value
         assert last["children"] <= plain["children"]  # one if processes are spawned, which Python keeps for the next
     # Files exist briefly on their way between processes, including those of other jobs on this machine.
-    deadline = time.monotonic() + 10
-    while list_shared() - before and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not list_shared() - before
+    assert is_in_time(lambda: not list_shared() - before), list_shared() - before

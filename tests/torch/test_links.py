@@ -28,6 +28,7 @@ from odb_ref.torch.exchange.listener import MAX_PENDING, Listener, connect
 from odb_ref.torch.exchange.process_table import read_status
 from odb_ref.torch.exchange.rendezvous import _Meeting
 from odb_ref.torch.exchange.roster import Roster
+from tests.helpers.waiting import count_descriptors, is_in_time
 
 SECRET = bytes(range(16))
 IDENTITY = LoaderIdentity(name="train.py:20", made_at="train.py:20", ordinal=0, is_common=False)
@@ -37,10 +38,6 @@ HEADER = struct.Struct("!BI")
 
 def make_roster(rank: int, world_size: int) -> Roster:
     return Roster(processes=tuple(range(world_size)), index=rank)
-
-
-def count_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def make_pair(timeout_s: float = 5.0) -> tuple[Links, Links]:
@@ -446,8 +443,5 @@ def test_fifty_exchanges_in_one_process_leave_nothing() -> None:
             exchange.close()
         for exchange in exchanges:
             assert exchange.join(5)
-    deadline = time.monotonic() + 2
-    while threading.active_count() > threads and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert threading.active_count() <= threads
+    assert is_in_time(lambda: threading.active_count() <= threads, 2)
     assert count_descriptors() <= before

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from odb_ref.torch import Batching, JobError, ODBDataLoader, UsageError
+from odb_ref.torch import Batching, ODBDataLoader, UsageError
 from tests.torch import data
-from tests.torch.data import Numbers, collate, make_sample
+from tests.torch.data import Numbers, make_sample, take
 from tests.torch.ranks import get_values, run_each
+from tests.torch.states import check_fails
 
 make_loader = partial(data.make_loader, window=16)
 
@@ -71,8 +72,7 @@ def test_the_counters_are_the_sums_over_the_steps() -> None:
 
 
 def test_quota_mode_stops_at_the_quota() -> None:
-    with make_loader(Numbers(0, 100), mode="quota", quota=np.int64(30)) as loader:
-        batches = read(loader)
+    batches = take(make_loader(Numbers(0, 100), mode="quota", quota=np.int64(30)), read)
     assert sum(map(len, batches[:-1])) < 30 <= sum(map(len, batches))
 
 
@@ -215,11 +215,7 @@ def test_a_worker_that_crashes_when_all_is_read_takes_nothing_with_it() -> None:
 
 @pytest.mark.parametrize("length", [0, -1, 1.5, None, "7", True])
 def test_nonsense_from_length_fn_ends_the_epoch_with_its_cause(length: object) -> None:
-    with (
-        make_loader(Numbers(0, 9), length_fn=lambda sample: length) as loader,
-        pytest.raises(JobError, match=f"the length of a sample is {length!r}"),
-    ):
-        read(loader)
+    check_fails(make_loader(Numbers(0, 9), length_fn=lambda sample: length), f"the length of a sample is {length!r}")
 
 
 def test_steps_are_the_batches_with_what_belongs_to_them() -> None:
@@ -231,7 +227,7 @@ def test_steps_are_the_batches_with_what_belongs_to_them() -> None:
 
 def test_dropping_the_steps_leaves_the_epoch() -> None:
     """Checks: STOP."""
-    with ODBDataLoader(Numbers(0, 600), token_budget=60, collate_fn=collate, batching=Batching(window=16)) as loader:
+    with make_loader(Numbers(0, 600)) as loader:
         for _, info in loader.steps():
             if info.step == 2:
                 break

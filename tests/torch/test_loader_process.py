@@ -10,9 +10,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,14 +37,16 @@ from odb_ref.torch.exchange.links import Links
 from odb_ref.torch.exchange.process_table import find_children, read_status
 from odb_ref.torch.exchange.roster import Roster
 from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener
+from odb_ref.torch.reading.service import BatchRequest
 from odb_ref.torch.workers import process as loader_process
 from odb_ref.torch.workers import serving
 from odb_ref.trace.reading import read_trace
+from tests.helpers.waiting import count_descriptors, is_in_time
 from tests.helpers.world import make_offer
 from tests.torch import data
-from tests.torch.data import Numbers, collate, read_numbers
+from tests.torch.data import Numbers, collate, read_numbers, save, take
 from tests.torch.ranks import run_each
+from tests.torch.states import check_fails
 
 make_loader = partial(data.make_loader, Numbers(0, 60), window=16)
 CONFIG = Config(rank=0, world_size=2, budget_tokens=60, window_samples=16, ramp_rounds=0)
@@ -52,43 +55,24 @@ CONFIG = Config(rank=0, world_size=2, budget_tokens=60, window_samples=16, ramp_
 # Where the machine runs --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Telling:
-    """A rule that records which process calls it."""
-
-    path: Path
-    name: str = "telling"
-
-    def compute_target(self, agreement: Offer) -> int:
-        self.path.write_text(str(os.getpid()))
-        return agreement.groups_max
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_machine_is_in_the_training_process(tmp_path: Path, num_workers: int) -> None:
     path = tmp_path / "pid"
-    with make_loader(policy=Telling(path), num_workers=num_workers) as loader:
-        assert len(read_numbers(loader)) == 60
+
+    def compute_target(agreement: Offer) -> int:
+        path.write_text(str(os.getpid()))
+        return agreement.groups_max
+
+    rule = SimpleNamespace(name="telling", compute_target=compute_target)
+    assert len(take(make_loader(policy=rule, num_workers=num_workers))) == 60
     assert int(path.read_text()) == os.getpid()
-
-
-@dataclass(frozen=True)
-class Failing:
-    """A rule with a defect."""
-
-    name: str = "failing"
-
-    def compute_target(self, agreement: Offer) -> int:
-        raise KeyError("the rule's own")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_rule_that_raises_ends_the_epoch_and_is_told(num_workers: int) -> None:
-    with (
-        make_loader(policy=Failing(), num_workers=num_workers) as loader,
-        pytest.raises(RuleError, match="rule 'failing' raised KeyError") as caught,
-    ):
-        list(loader)
+    rule = SimpleNamespace(name="failing", compute_target=lambda agreement: {}["the rule's own"])
+    with pytest.raises(RuleError, match="rule 'failing' raised KeyError") as caught:
+        take(make_loader(policy=rule, num_workers=num_workers))
     assert isinstance(caught.value.__cause__, KeyError)
 
 
@@ -124,8 +108,7 @@ class Unsendable:
 
 def test_a_batch_that_cannot_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "pack", lambda batch: Unsendable())
-    with make_loader(num_workers=1) as loader, pytest.raises(JobError, match="no space left"):
-        list(loader)
+    check_fails(make_loader(num_workers=1), "no space left")
 
 
 def test_a_batch_that_cannot_be_rebuilt_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,10 +199,7 @@ def test_a_worker_that_is_stopped_between_two_epochs_is_replaced() -> None:
             worker, *others = sorted(set(find_children(process.pid or 0)) - collates)
             collates |= {*others}  # the one begun second
             os.kill(worker, signal.SIGSTOP)
-            deadline = time.monotonic() + 20
-            while read_status(worker) is not None:  # killed, and waited for
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            assert is_in_time(lambda worker=worker: read_status(worker) is None, 20)  # killed, and waited for
         assert len(read_numbers(loader)) == 60
 
 
@@ -234,29 +214,14 @@ class Recorder:
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
 
-    def begin(self, plan: ReadPlan, listener: SampleListener, read_ahead: int) -> None:
-        self.asked.append(("begin",))
-
     def read(self, count: int, held: tuple[int, ...] | None = None, end: int | None = None) -> None:
         self.asked.append(("read", count))
-
-    def draw(self, items: Any, count: int, *, is_last: bool) -> None: ...
 
     def collate(self, requests: tuple[BatchRequest, ...]) -> None:
         self.asked.append(("collate", *(request.number for request in requests)))
 
-    def describe(self) -> str:
-        return ""
-
-    def work(self, steps: int, is_enough: Callable[[], bool] | None = None) -> None: ...
-
-    def stop(self) -> None:
-        self.asked.append(("stop",))
-
-    def end(self) -> None:
-        self.asked.append(("end",))
-
-    def close(self) -> None: ...
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: self.asked.append((name,))
 
 
 class Wire(Exchange):
@@ -282,7 +247,8 @@ def make_agreement(round_: int, **changed: int) -> Offer:
 
 def begin() -> tuple[Delivery, Recorder, Wire]:
     """Returns a rank that has offered its second round. Its first, of two steps, is collated but not released."""
-    service, wire = Recorder(), Wire()
+    service: Any = Recorder()
+    wire = Wire()
     start = EpochStart(keys=range(99))
     driver = EpochDriver(CONFIG, service, wire, start)
     delivery = Delivery(driver, Weighting(), log_wait_s=30.0)
@@ -307,7 +273,8 @@ def begin() -> tuple[Delivery, Recorder, Wire]:
 def test_a_sample_that_turns_out_bad_after_the_finish_is_not_in_the_trace(tmp_path: Path) -> None:
     """Spec: R9.6, R11.1. A read may be open when a rank finishes, and what it brings is ignored."""
     start = EpochStart(keys=range(99), trace=tmp_path / "t", max_bad=9)
-    driver = EpochDriver(CONFIG, Recorder(), Wire(), start)
+    service: Any = Recorder()
+    driver = EpochDriver(CONFIG, service, Wire(), start)
     driver.begin()
     driver.on_bad(3, "torn")
     driver.submit(PeerLost(1, "gone"))
@@ -411,13 +378,8 @@ def test_leaving_while_steps_are_skipped_is_a_stop() -> None:
     """Checks: STOP. Steps trained on before the state was saved are not taken again once the consumer has left."""
 
     make = partial(data.make_loader, Numbers(0, 5000), num_workers=1, window=2000, ramp_rounds=0, depth=1)
-    with make() as loader:
-        batches = iter(loader)
-        for _ in range(400):
-            next(batches)
-        state = loader.state_dict()
-    with make() as loader:
-        loader.load_state_dict(state)
+    _, state = save(make(), 400)
+    with make(state=state) as loader:
         iterator = iter(loader)
         delivery = loader._delivery
         iterator.close()
@@ -524,13 +486,10 @@ def test_workers_that_die_between_two_epochs_are_replaced() -> None:
 
 def test_a_loader_process_that_is_slow_to_die_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_process, "JOIN_S", 0.0)
-    before = len(os.listdir("/proc/self/fd"))
+    before = count_descriptors()
     with data.make_loader(Numbers(0, 400), num_workers=1) as loader:
         next(iter(loader))
-    deadline = time.monotonic() + 20
-    while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert is_in_time(lambda: count_descriptors() <= before, 20)
 
 
 class SeenLate:

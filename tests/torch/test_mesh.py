@@ -18,8 +18,9 @@ from odb_ref.torch import ODBDataLoader, UsageError, gather_samples
 from odb_ref.torch.checkpoint import JobState
 from odb_ref.trace.check import check_traces
 from tests.torch import data
-from tests.torch.data import Numbers, Stream, make_sample, read_numbers
+from tests.torch.data import Numbers, Stream, make_sample, take
 from tests.torch.ranks import Result, check_errors, get_values, run_each, run_ranks
+from tests.torch.states import check_refused
 
 COUNT = 61
 make_unmeshed = partial(data.make_loader, Numbers(0, COUNT), shuffle=True, timeout_s=8)
@@ -85,8 +86,7 @@ OF_EIGHT: list[Shape] = [((2, 2, 2), ("dp_shard", "cp", "tp"), {}, [[0, 1, 2, 3]
 @pytest.mark.parametrize(("processes", "shapes"), [(4, OF_FOUR), (8, OF_EIGHT)], ids=["4", "8"])
 def test_peers_read_the_same_and_ranks_share_the_data_set(processes: int, shapes: list[Shape]) -> None:
     def read_all(rank: int, shape: Any, names: Any, options: dict[str, Any], _: object) -> Any:
-        with make_loader(make_mesh(shape, names), **options) as loader:
-            return read(loader)
+        return take(make_loader(make_mesh(shape, names), **options), read)
 
     for results, (*_, ranks) in zip(run_each(processes, read_all, shapes), shapes, strict=True):
         check_complete(check_peers(results, ranks))
@@ -126,8 +126,7 @@ def test_a_sample_that_peers_cannot_read_is_set_aside_by_all_or_an_error_on_all_
     """If only one peer set it aside, the two would form different batches from then on."""
 
     def read_bad(rank: int, ranks: tuple[int, ...], options: dict[str, Any]) -> Any:
-        with make_loader(dataset=make_bad(ranks), **options) as loader:
-            return read(loader)
+        return take(make_loader(dataset=make_bad(ranks), **options), read)
 
     aside = {"on_bad_sample": "quarantine"}
     # Whichever rank has drawn the sample, one of its peers cannot read it.
@@ -168,12 +167,8 @@ def test_a_process_that_dies_is_named_as_peer_and_by_its_rank_in_the_job() -> No
 
 def test_a_resume_goes_on_with_the_same_batches() -> None:
     def resume(rank: int) -> Any:
-        with make_loader() as loader:
-            before = read(loader, steps=4)
-            state = loader.state_dict()
-        with make_loader() as loader:
-            loader.load_state_dict(state)
-            return before + read(loader)
+        before, state = data.save(make_loader(), 4, read)
+        return before + take(make_loader(state=state), read)
 
     check_complete(check_peers(run_ranks(4, resume), PAIRS))
 
@@ -182,17 +177,11 @@ def test_the_states_of_all_processes_are_those_of_all_ranks() -> None:
     """Those of peers are equal. They were counted, and refused as incomplete."""
 
     def resume_with_another_budget(rank: int) -> Any:
-        with make_loader() as loader:
-            before = read(loader, steps=4)
-            states: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(states, loader.state_dict())
-        with make_loader(token_budget=50) as loader:
-            loader.load_state_dict([*states[:2], *states[:2]])
-            with pytest.raises(UsageError, match="the states of all ranks are needed"):
-                iter(loader)
-        with make_loader(token_budget=50) as loader:
-            loader.load_state_dict(states)
-            return [*before, (False, read_numbers(loader))]
+        before, state = data.save(make_loader(), 4, read)
+        states: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(states, state)
+        check_refused(make_loader(token_budget=50, state=2 * states[:2]), "the states of all ranks are needed")
+        return [*before, (False, take(make_loader(token_budget=50, state=states)))]
 
     check_complete(check_peers(run_ranks(4, resume_with_another_budget), PAIRS))
 
@@ -205,9 +194,7 @@ def test_a_peer_that_resumes_elsewhere_is_named_on_all() -> None:
                 states.append(loader.state_dict())
                 if info.step == 6:
                     break
-        with make_loader() as loader:
-            loader.load_state_dict(states[2 if rank == 3 else 5])
-            read(loader)
+        take(make_loader(state=states[2 if rank == 3 else 5]), read)
 
     results = run_ranks(4, resume_from_another_step)
     assert {result.error for result in results} == {"JobError"}, results
@@ -298,8 +285,7 @@ def read_in_part(rank: int, groups: list[list[int]]) -> Any:
         return []
     if len(groups) == 1:
         dist.new_group([0, 1])
-    with make_unmeshed(process_group=group, is_apart=True) as loader:
-        return read_numbers(loader)
+    return take(make_unmeshed(process_group=group, is_apart=True))
 
 
 @pytest.mark.parametrize("groups", [[[0, 1]], [[0, 1], [2, 3]]])

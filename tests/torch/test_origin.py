@@ -24,11 +24,8 @@ make_loader = partial(data.make_loader, SAMPLES, token_budget=40, loss_scaling="
 def train_and_resume(rank: int, folder: Path, options: dict[str, Any]) -> None:
     """Runs an epoch that is left after some steps, its rest with another loader, and a second epoch."""
     make = partial(make_loader, trace=folder / "run.ndjson", **options)
-    with make() as loader:
-        data.read(loader, 4)
-        state = loader.state_dict()
-    with make() as loader:
-        loader.load_state_dict(state)
+    _, state = data.save(make(), 4)
+    with make(state=state) as loader:
         for _ in range(2):
             data.read(loader)
 
@@ -55,9 +52,7 @@ def test_true_traces_are_accepted(tmp_path: Path) -> None:
 
 def train_a_part(rank: int, steps: int | None, states: list[Any], options: dict[str, Any]) -> Any:
     """Runs ``steps`` steps of the rest of an epoch, or all of it, and returns what to continue from."""
-    with make_loader(**options) as loader:
-        if states:
-            loader.load_state_dict(states)
+    with make_loader(state=states, **options) as loader:
         data.read(loader, steps)
         state = loader.state_dict()
         dist.barrier()  # a rank that leaves before another has had its steps would end that one's epoch

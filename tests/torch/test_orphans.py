@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
 from odb_ref.torch.workers.serving import _is_orphaned
+from tests.helpers.capture import start
+from tests.helpers.waiting import is_in_time
 from tests.torch.ranks import check_left, find_sessions
 
 SCRIPT = """
@@ -51,41 +52,24 @@ if __name__ == "__main__":
     ],
 )
 def test_no_process_outlives_the_training_process(how: signal.Signals, method: str) -> None:
-    command = [sys.executable, "-c", SCRIPT, method]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    try:
-        assert process.stdout.readline() == b"ready\n"
+    with start([sys.executable, "-c", SCRIPT, method]) as process:
+        assert process.stdout.readline() == "ready\n"
         assert len(find_sessions({process.pid})) >= 4
         process.send_signal(how)
         process.wait(15)
         check_left({process.pid})
-    finally:
-        process.kill()
-        process.communicate()
-
-
-@dataclass
-class Parent:
-    """What multiprocessing knows about the parent of this process when it believes the parent is gone."""
-
-    pid: int
-
-    def is_alive(self) -> bool:
-        return False
 
 
 def test_a_parent_is_gone_when_the_operating_system_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pipe that multiprocessing checks may have been closed by mistake."""
     child = subprocess.Popen(["sleep", "30"])
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: Parent(child.pid))
+    believed = SimpleNamespace(pid=child.pid, is_alive=lambda: False)
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: believed)
     try:
         assert not _is_orphaned(None)
     finally:
         child.kill()
-    deadline = time.monotonic() + 2
-    while not _is_orphaned(None) and time.monotonic() < deadline:  # even though it has not been waited for yet
-        time.sleep(0.01)
-    assert _is_orphaned(None)
+    assert is_in_time(lambda: _is_orphaned(None), 2)  # even though it has not been waited for yet
     child.wait()
     assert _is_orphaned(None)
     assert _is_orphaned(os.getppid() + 1)

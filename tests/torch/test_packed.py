@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -12,12 +11,13 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from odb_ref.torch import BoundedShapes, FlattenSamples, JobError
+from odb_ref.torch import BoundedShapes, FlattenSamples
 from odb_ref.torch.reading.tasks import SampleError
 from odb_ref.trace.check import check_traces
 from tests.torch import data
-from tests.torch.data import Numbers
+from tests.torch.data import Numbers, catch_texts, count_samples, take
 from tests.torch.ranks import get_values, run_ranks
+from tests.torch.states import check_fails
 
 make_loader = partial(data.make_loader, layout="packed", window=12, collate_fn=None)
 SIZES = [23, 8]
@@ -108,23 +108,6 @@ def test_a_label_of_its_own_token_stays_and_samples_stay_as_they_were() -> None:
     assert all(torch.equal(sample["labels"], labels) for sample, labels in zip(SAMPLES, before, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("second", "said"),
-    [
-        ({"position_ids": [2, 3]}, "position_ids of a sample continue those of the sample before"),
-        ({"completion_mask": [0, 1]}, "completion_mask of a sample leaves out tokens, but the sample has no labels"),
-        ({"attention_mask": [1]}, "attention_mask of a sample has 1 values for 2 tokens"),
-    ],
-)
-def test_what_would_join_samples_or_train_on_prompts_is_refused(second: dict[str, list[int]], said: str) -> None:
-    """Checks: WEIGHT. Attention that uses positions takes samples for one if their positions continue."""
-    (name,) = second
-    first = {"position_ids": [0, 1], "completion_mask": [1, 1], "attention_mask": [1, 1]}
-    samples = [{"input_ids": [1, 2], name: first[name]}, {"input_ids": [3, 4]} | second]
-    with pytest.raises(SampleError, match=said):
-        FlattenSamples()(samples)
-
-
 def test_further_fields_with_a_value_for_each_token_are_laid_end_to_end_too() -> None:
     samples = [
         {"input_ids": [1, 2], "token_type_ids": [0, 1], "attention_mask": [1, 1], "position_ids": [2, 3]},
@@ -139,6 +122,10 @@ def test_further_fields_with_a_value_for_each_token_are_laid_end_to_end_too() ->
 @pytest.mark.parametrize(
     ("sample", "what"),
     [
+        # Attention that uses positions takes samples for one if their positions continue.
+        ({"input_ids": [3, 4], "position_ids": [2, 3]}, "position_ids of a sample continue those of the sample before"),
+        ({"input_ids": [3, 4], "completion_mask": [0, 1]}, "leaves out tokens, but the sample has no labels"),
+        ({"input_ids": [3, 4], "attention_mask": [1]}, "attention_mask of a sample has 1 values for 2 tokens"),
         ({"input_ids": [1, 2], "number": 3}, r"number of a sample has the shape \[\]"),
         ({"input_ids": [1, 2], "text": "ab"}, "text of a sample does not have one value for each token"),
         ({"input_ids": [1, 2], "pixels": [[1, 2], [3, 4]]}, r"pixels of a sample has the shape \[2, 2\]"),
@@ -148,16 +135,15 @@ def test_further_fields_with_a_value_for_each_token_are_laid_end_to_end_too() ->
         ({"input_ids": [1, 2, 3], "position_ids": [0, 1, 1]}, "position_ids of a sample do not go up by 1"),
         ({"pixels": [1]}, "no input_ids"),
         ([1, 2], "no input_ids"),
+        ({"input_ids": [2], "weights": [1.0]}, "fields"),
     ],
 )
-def test_what_cannot_be_laid_end_to_end_is_refused(sample: object, what: str) -> None:
+def test_what_cannot_be_laid_end_to_end_is_refused(sample: Any, what: str) -> None:
+    """Checks: WEIGHT. Behind a sample of which nothing is wrong, and which has the same fields but for one case."""
+    good = {"position_ids": [0, 1], "completion_mask": [1, 1], "attention_mask": [1, 1]}
+    names = [name for name in good if name in sample]
     with pytest.raises(SampleError, match=what):
-        FlattenSamples()([sample])
-
-
-def test_samples_of_different_fields_are_refused() -> None:
-    with pytest.raises(SampleError, match="fields"):
-        FlattenSamples()([{"input_ids": [1], "weights": [1.0]}, {"input_ids": [2]}])
+        FlattenSamples()([{"input_ids": [1, 2]} | {name: good[name] for name in names}, sample])
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -194,10 +180,8 @@ def test_a_collate_fn_that_packs_by_itself_is_used_as_it_is_and_checked() -> Non
     def collate(samples: list[dict[str, Any]]) -> Any:
         return collator([{name: value.tolist() for name, value in sample.items()} for sample in samples])
 
-    with make_loader(Texts(0, 12), collate_fn=collate) as loader:
-        assert sum(info.local_samples for _, info in loader.steps()) == 12
-    with make_loader(Texts(0, 12), collate_fn=pack) as loader, pytest.raises(JobError, match="carry loss"):
-        list(loader)
+    assert take(make_loader(Texts(0, 12), collate_fn=collate), count_samples) == 12
+    check_fails(make_loader(Texts(0, 12), collate_fn=pack), "carry loss")
 
 
 def pad(samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -207,11 +191,8 @@ def pad(samples: list[dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_collate_fn_that_pads_is_warned_of(num_workers: int) -> None:
     options = {"collate_fn": pad, "supervised_fn": lambda _: 1, "num_workers": num_workers}
-    with (
-        make_loader(Texts(0, 12), **options) as loader,
-        pytest.warns(RuntimeWarning, match="a row for each sample, so its batches hold more than token_budget"),
-    ):
-        assert sum(info.local_samples for _, info in loader.steps()) == 12
+    with pytest.warns(RuntimeWarning, match="a row for each sample, so its batches hold more than token_budget"):
+        assert take(make_loader(Texts(0, 12), **options), count_samples) == 12
 
 
 JOINED: list[tuple[bool, Any]] = [
@@ -231,13 +212,9 @@ def test_a_collate_fn_that_joins_samples_and_does_not_tell_them_apart_is_warned_
         row = FlattenSamples()(samples)
         return {"input_ids": row["input_ids"], "labels": row["labels"]} | add(row)
 
-    with (
-        make_loader(Texts(0, 12), collate_fn=pack) as loader,
-        warnings.catch_warnings(record=True, action="always") as caught,
-    ):
-        assert sum(info.local_samples for _, info in loader.steps()) == 12
-    told = ["samples end to end, and neither" in str(warning.message) for warning in caught]
-    assert told == [True] * is_warned_of
+    with catch_texts() as caught:
+        assert take(make_loader(Texts(0, 12), collate_fn=pack), count_samples) == 12
+    assert ["samples end to end, and neither" in text for text in caught] == [True] * is_warned_of
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -26,7 +26,7 @@ from odb_ref.torch.reading.service import BatchRequest, ReadPlan
 from odb_ref.torch.reading.source import CHUNK_SAMPLES, LARGEST_CHUNK_HERE, LoaderOptions, Source
 from odb_ref.torch.reading.tasks import SampleError, get_length, is_pair, is_whole
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, Stream, collate, make_loader, read
+from tests.torch.data import AtOnce, Numbers, Stream, collate, make_loader, read, take
 
 
 def test_a_mean_over_samples_asks_for_no_token_that_carries_loss() -> None:
@@ -35,7 +35,7 @@ def test_a_mean_over_samples_asks_for_no_token_that_carries_loss() -> None:
     by_mean, by_sum = (Weighting(scaling=LossScaling.SAMPLES, reduction=reduction) for reduction in LossReduction)
     assert by_mean.compute_scale(counts, total, 2) == 2 * 2 / 8
     assert by_sum.compute_scale(counts, total, 2) == 0
-    with ODBDataLoader(Numbers(0, 4), token_budget=60, collate_fn=collate) as loader:
+    with make_loader(Numbers(0, 4)) as loader:
         info = replace(next(loader.steps())[1], loss_scale=0.5, local_supervised=0)
     assert float(info.scale(torch.tensor(3.0))) == 1.5
     assert float(info.scale(torch.tensor(float("nan")))) == 0
@@ -209,8 +209,7 @@ def test_a_trace_has_a_name_for_each_rank_and_epoch() -> None:
 
 
 def read_in_order(loader: ODBDataLoader) -> list[list[int]]:
-    with loader:
-        return [numbers for _, numbers, _ in read(loader)]
+    return [numbers for _, numbers, _ in take(loader, read)]
 
 
 def test_what_seeds_the_shuffling_is_taken_over_and_options_come_first() -> None:
@@ -233,8 +232,7 @@ def test_what_seeds_the_shuffling_is_taken_over_and_options_come_first() -> None
 
 def test_a_sampler_that_repeats_samples_is_kept() -> None:
     repeated = RandomSampler(Numbers(0, 31), replacement=True, num_samples=9)
-    found = read_in_order(apply(DataLoader(Numbers(0, 31), 4, sampler=repeated, collate_fn=collate), token_budget=60))
-    assert sum(map(len, found)) == 9
+    assert len(take(apply(DataLoader(Numbers(0, 31), 4, sampler=repeated, collate_fn=collate), token_budget=60))) == 9
 
 
 class Odd(SequentialSampler):
@@ -279,8 +277,7 @@ DATA = Numbers(0, 31)
 )
 def test_a_data_loader_is_taken_over_whole(options: dict[str, Any], expected: Sequence[int]) -> None:
     plain = DataLoader(**({"dataset": DATA, "batch_size": 4, "collate_fn": collate} | options))
-    found = read_in_order(apply(plain, token_budget=60, batching=Batching(window=8)))
-    assert sorted(number for batch in found for number in batch) == list(expected)
+    assert sorted(take(apply(plain, token_budget=60, batching=Batching(window=8)))) == list(expected)
 
 
 def test_a_samplers_own_generator_is_taken_over() -> None:
@@ -296,13 +293,7 @@ def test_a_data_loader_that_does_not_batch_needs_a_collate_fn() -> None:
     plain = DataLoader(Numbers(0, 9), batch_size=None)
     with pytest.raises(UsageError, match="batch_size=None"):
         apply(plain, token_budget=60)
-    with apply(plain, token_budget=60, collate_fn=collate) as loader:
-        assert sum(len(batch["numbers"]) for batch in loader) == 9
-
-
-class _AtOnce(Numbers):
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [self[index] for index in indices]
+    assert len(take(apply(plain, token_budget=60, collate_fn=collate))) == 9
 
 
 @pytest.mark.parametrize(
@@ -310,7 +301,7 @@ class _AtOnce(Numbers):
     [
         (Numbers(0, 4000), 4000, range(2, LARGEST_CHUNK_HERE + 1)),
         (Numbers(0, 80, delay_s=0.005), 80, range(1, 2)),
-        (_AtOnce(0, 2000), 2000, range(CHUNK_SAMPLES, CHUNK_SAMPLES + 1)),
+        (AtOnce(0, 2000), 2000, range(CHUNK_SAMPLES, CHUNK_SAMPLES + 1)),
     ],
     ids=["quick", "slow", "read at once"],
 )

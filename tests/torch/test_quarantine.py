@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odb_ref.torch import BadSampleWarning, JobError, ODBDataLoader
+from odb_ref.torch import BadSampleWarning, ODBDataLoader
 from odb_ref.torch.exchange.collectives import Transport
 from odb_ref.torch.exchange.exchange_thread import Exchange
 from odb_ref.torch.plan.order import compute_order
@@ -25,8 +25,9 @@ from odb_ref.torch.reading.quarantine import BadSample, Quarantine
 from odb_ref.trace.check import check_traces
 from tests.helpers.effort import few
 from tests.torch import data
-from tests.torch.data import Numbers, Stream, check_goes_on, read, read_numbers
+from tests.torch.data import AtOnce, Numbers, Stream, check_goes_on, list_numbers, read, read_numbers, take
 from tests.torch.ranks import check_errors, get_values, run_each
+from tests.torch.states import check_fails
 
 pytestmark = pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")
 
@@ -42,10 +43,6 @@ def spoil(count: int = COUNT, bad: Iterable[int] = BAD, faults: tuple[str, ...] 
     """Returns samples of which those in ``bad`` are bad, each in the next of several ways."""
     fault_of = dict(zip(bad, itertools.cycle(faults)))
     return kind(0, count, bad=fault_of, fault=fault_of.get)
-
-
-def get_numbers(rows: Iterable[tuple[int, list[int], float]]) -> list[int]:
-    return sorted(number for _, numbers, _ in rows for number in numbers)
 
 
 GOOD = [number for number in range(COUNT) if number not in BAD]
@@ -120,49 +117,41 @@ def fail_to_collate(samples: list[Any]) -> Any:
 )
 def test_what_is_no_matter_of_a_sample_still_fails(dataset: Any, options: dict[str, Any], cause: str) -> None:
     """Spec: R11.1. Checks: ABORT."""
-    with make_loader(dataset, **options) as loader, pytest.raises(JobError, match=cause):
-        read(loader)
+    check_fails(make_loader(dataset, **options), cause)
 
 
 # Limits ------------------------------------------------------------------------------------------------------------------
 
 
+MANY: dict[str, Any] = {"data": spoil(2000, range(0, 60, 2), ("raise",)), "window": 50, "token_budget": 400}
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_more_than_the_limit_end_the_epoch_with_their_number_and_the_last_cause(num_workers: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"data": spoil(faults=("raise",)), "max_bad_samples": 4},
+            r"5 bad samples, but max_bad_samples=4 allows only 4 on this rank\. The last is 11: ValueError: bad row 11",
+        ),
+        (MANY | {"max_bad_samples": 0.014}, "29 bad samples, but max_bad_samples=0.014 allows only 28 on this rank"),
+        (
+            {"data": spoil(5, range(5), ("raise",))},
+            r"all 5 samples of this rank are bad\. The last is 4: ValueError: bad row 4",
+        ),
+    ],
+    ids=["number", "share", "all"],
+)
+def test_more_than_the_limit_end_the_epoch_with_the_last_cause(
+    options: dict[str, Any], said: str, num_workers: int
+) -> None:
     """Spec: R11.2."""
-    message = (
-        r"rank 0 failed: 5 bad samples, but max_bad_samples=4 allows only 4 on this rank\. "
-        "The last is 11: ValueError: bad row 11"
-    )
-    with (
-        make_loader(spoil(faults=("raise",)), max_bad_samples=4, num_workers=num_workers) as loader,
-        pytest.raises(JobError, match=message),
-    ):
-        read(loader)
+    check_fails(make_loader(**options, num_workers=num_workers), f"rank 0 failed: .*{said}")
 
 
 def test_a_share_is_one_of_the_samples_of_the_rank_and_allows_a_few_in_any_case() -> None:
-    many = spoil(2000, range(0, 60, 2), ("raise",))
-    options = {"window": 50, "token_budget": 400}
-    with make_loader(many, max_bad_samples=0.015, **options) as loader:
-        assert len(read_numbers(loader)) == 1970
-    with (
-        make_loader(many, max_bad_samples=0.014, **options) as loader,
-        pytest.raises(JobError, match=r"29 bad samples, but max_bad_samples=0.014 allows only 28 on this rank"),
-    ):
-        read(loader)
-    with make_loader(spoil(), max_bad_samples=0.001) as loader:
-        assert sorted(read_numbers(loader)) == GOOD
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_epoch_without_a_good_sample_fails(num_workers: int) -> None:
-    """Spec: R11.2."""
-    with (
-        make_loader(spoil(5, range(5), ("raise",)), num_workers=num_workers) as loader,
-        pytest.raises(JobError, match=r"all 5 samples of this rank are bad\. The last is 4: ValueError: bad row 4"),
-    ):
-        read(loader)
+    assert len(take(make_loader(max_bad_samples=0.015, **MANY))) == 1970
+    assert sorted(take(make_loader(spoil(), max_bad_samples=0.001))) == GOOD
 
 
 # Several ranks -----------------------------------------------------------------------------------------------------------
@@ -186,7 +175,7 @@ def test_the_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> No
     (epochs, bad, count), (other_epochs, other_bad, other_count) = found[0]
     for mine, others in zip(epochs, other_epochs, strict=True):
         assert [step for step, _, _ in mine] == [step for step, _, _ in others]
-        assert get_numbers(mine + others) == GOOD
+        assert sorted(list_numbers(mine, others)) == GOOD
     assert sorted(bad + other_bad) == list(BAD)
     assert count + other_count == len(BAD)
     verdict = check_traces(sorted(map(str, tmp_path.glob("*.ndjson"))))
@@ -231,11 +220,8 @@ def save_and_go_on(rank: int, num_workers: int, limits: Iterable[int] | None) ->
         bad = {item.index for item in loader.quarantined}
     rows: list[Any] = [whole]
     for limit in limits or range(len(whole) + 1):
-        with make_loader(spoil(), **options) as loader:
-            before = read(loader, limit)
-            state = json.loads(json.dumps(loader.state_dict()))
-        with make_loader(spoil(), **options) as loader:
-            loader.load_state_dict(state)
+        before, state = data.save(make_loader(spoil(), **options), limit)
+        with make_loader(spoil(), state=state, **options) as loader:
             assert loader.state_dict() == state
             steps = loader.steps()
             # Nothing was taken since then.
@@ -259,10 +245,8 @@ def test_the_same_ranks_go_on_identically_after_any_step() -> None:
 
 
 def save(rank: int, limit: int, base: list[Any], bad: tuple[int, ...]) -> tuple[list[int], dict[str, Any], list[Any]]:
-    with make_loader(spoil(bad=bad), **SHUFFLED) as loader:
-        if base:
-            loader.load_state_dict(base)
-        numbers = get_numbers(read(loader, limit))
+    with make_loader(spoil(bad=bad), state=base, **SHUFFLED) as loader:
+        numbers = list_numbers(read(loader, limit))
         return numbers, json.loads(json.dumps(loader.state_dict())), [item.index for item in loader.quarantined]
 
 
@@ -283,13 +267,9 @@ def test_what_decided_the_steps_taken_must_be_readable_again(is_last: bool) -> N
     _, state, _ = save(0, 1, [], ())
     order = compute_order(COUNT, 11, 0)
     needed = order[state["known"] - 1 if is_last else 0]
-    with make_loader(spoil(bad=(needed,), faults=("raise",)), **SHUFFLED) as loader:
-        loader.load_state_dict(state)
-        message = f"the sample {needed} was good before the state was saved, but cannot be read"
-        with pytest.raises(JobError, match=message):
-            read(loader)
-    with make_loader(spoil(bad=(order[state["known"]],), faults=("raise",)), **SHUFFLED) as loader:
-        loader.load_state_dict(state)
+    message = f"the sample {needed} was good before the state was saved, but cannot be read"
+    check_fails(make_loader(spoil(bad=(needed,), faults=("raise",)), state=state, **SHUFFLED), message)
+    with make_loader(spoil(bad=(order[state["known"]],), faults=("raise",)), state=state, **SHUFFLED) as loader:
         assert len(read_numbers(loader)) < COUNT
         assert len(loader.quarantined) == 1
 
@@ -305,10 +285,8 @@ def test_what_is_read_after_a_failure_does_not_hide_it(monkeypatch: pytest.Monke
     _, state, _ = save(0, 1, [], ())
     order = compute_order(COUNT, 11, 0)
     monkeypatch.setattr(Exchange, "_exchange", exchange_late)
-    with make_loader(spoil(bad=(order[0],), faults=("raise",)), **SHUFFLED) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(JobError, match=f"the sample {order[0]} was good before"):
-            read(loader)
+    loader = make_loader(spoil(bad=(order[0],), faults=("raise",)), state=state, **SHUFFLED)
+    check_fails(loader, f"the sample {order[0]} was good before")
 
 
 def test_an_iterable_data_set_goes_on_by_reading_again() -> None:
@@ -336,21 +314,16 @@ def test_random_data_go_on_identically_and_with_other_settings_completely(seed: 
         "max_age_rounds": choose.randint(1, 4),
         "ramp_rounds": choose.randint(0, 3),
     }
-    with make_loader(spoil(count, bad), **options) as loader:
-        whole = read(loader)
-        assert get_numbers(whole) == good
+    whole = take(make_loader(spoil(count, bad), **options), read)
+    assert sorted(list_numbers(whole)) == good
     limit = choose.randint(1, len(whole))
-    with make_loader(spoil(count, bad), **options) as loader:
-        before = read(loader, limit)
-        state = json.loads(json.dumps(loader.state_dict()))
-    with make_loader(spoil(count, bad), **options) as loader:
-        loader.load_state_dict(state)
+    before, state = data.save(make_loader(spoil(count, bad), **options), limit)
+    with make_loader(spoil(count, bad), state=state, **options) as loader:
         assert before + read(loader) == whole
         assert sorted(item.index for item in loader.quarantined) == bad
     if limit < len(whole):
-        with make_loader(spoil(count, bad), **(options | {"token_budget": 70})) as loader:
-            loader.load_state_dict([state])
-            assert get_numbers(before + read(loader)) == good
+        rest = take(make_loader(spoil(count, bad), state=[state], **options | {"token_budget": 70}))
+        assert sorted(list_numbers(before) + rest) == good
 
 
 # Parts -------------------------------------------------------------------------------------------------------------------
@@ -367,16 +340,6 @@ def test_positions_count_the_places_that_are_not_set_aside(bad: set[int]) -> Non
     resumed = Quarantine(lambda place: place, max_bad=50, total_samples=None, bad=sorted(bad))
     assert [resumed.places.get_place(position) for position in range(len(good))] == good
     assert resumed.count == len(bad)
-
-
-class AtOnce(Numbers):
-    """A data set that reads several samples at once, and fails as a whole."""
-
-    calls = 0
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        self.calls += 1
-        return [self[index] for index in indices]
 
 
 def test_a_guarded_data_set_that_reads_at_once_says_which_sample_is_bad() -> None:

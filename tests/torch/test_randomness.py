@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.plan.order import compute_order
 from tests.torch import data
-from tests.torch.data import Augmented, AugmentedStream, Numbers, collate, draw, make_sample, read_numbers
+from tests.torch.data import Augmented, AugmentedStream, Numbers, collate, draw, make_sample, read_numbers, take
 from tests.torch.ranks import get_values, run_each, run_ranks
 
 COUNT = 40
@@ -90,12 +90,7 @@ def test_every_sample_and_every_batch_draws_its_own_numbers(expected: list[list[
 
 def test_ranks_draw_different_numbers_those_of_idle_steps_too() -> None:
     """Spec: R12.1."""
-
-    def read_ranks(rank: int) -> list[Row]:
-        with make_loader(num_workers=rank) as loader:
-            return read(loader)
-
-    values = get_values(run_ranks(2, read_ranks))
+    values = get_values(run_ranks(2, lambda rank: take(make_loader(num_workers=rank), read)))
     drawn = [drawn for value in values for _, _, drawn in value]
     assert len(set(drawn)) == len(drawn)
 
@@ -105,8 +100,8 @@ def test_what_is_read_for_idle_steps_draws_by_the_step() -> None:
 
     def read_without_samples(rank: int, num_workers: int) -> list[Row]:
         seed_by_time()
-        with make_loader(shuffle=False, sampler=[] if rank else range(COUNT), num_workers=num_workers) as loader:
-            return read(loader)
+        sampler = [] if rank else range(COUNT)
+        return take(make_loader(shuffle=False, sampler=sampler, num_workers=num_workers), read)
 
     first, second = map(get_values, run_each(2, read_without_samples, [(0,), (1,)]))
     assert first == second
@@ -120,12 +115,8 @@ def test_an_epoch_that_goes_on_draws_what_it_would_have_drawn(
 ) -> None:
     """Spec: R10.2, R12.1. Checks: REPLAY, RESUME."""
     for limit in limits:
-        with make_loader(num_workers=num_workers) as loader:
-            before = read(loader, limit)
-            state = loader.state_dict()
-        with make_loader(num_workers=2 - num_workers) as loader:
-            loader.load_state_dict(state)
-            assert before + read(loader) == expected[0]
+        before, state = data.save(make_loader(num_workers=num_workers), limit, read)
+        assert before + take(make_loader(num_workers=2 - num_workers, state=state), read) == expected[0]
 
 
 @pytest.mark.parametrize("kind", ["map", "stream"])
@@ -196,8 +187,8 @@ def share_out(worker_id: int) -> None:
 
 def test_a_worker_init_fn_finds_the_data_set_of_the_user() -> None:
     """Checks: COVER."""
-    with data.make_loader(Named(), worker_init_fn=share_out, num_workers=2) as loader:
-        assert sorted(read_numbers(loader)) == list(range(COUNT))
+    loader = data.make_loader(Named(), worker_init_fn=share_out, num_workers=2)
+    assert sorted(take(loader)) == list(range(COUNT))
 
 
 # The order of a shuffled epoch ------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import time
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from odb_ref.torch.reading import serialization
 from odb_ref.torch.reading.serialization import LARGE_BYTES, TransferError, pack, unpack
 from tests.helpers.capture import capture
+from tests.helpers.waiting import count_descriptors, is_in_time
 
 EPOCH_OF_IMAGES = textwrap.dedent(
     """
@@ -91,14 +91,11 @@ def test_large_tensors_arrive_as_they_were(monkeypatch: pytest.MonkeyPatch, has_
         "half": torch.rand(LARGE_BYTES, generator=generator).to(torch.bfloat16),
         "text": "as it is",
     }
-    before = len(os.listdir("/proc/self/fd"))
+    before = count_descriptors()
     arrived = send(sent)
     again = send(arrived)  # like a batch made of received samples
     # One stays: the socket for requests of descriptors. Its thread closes descriptors some time after it has handed them out.
-    deadline = time.monotonic() + 10
-    while (now := len(os.listdir("/proc/self/fd"))) > before + 1 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert now <= before + 1
+    assert is_in_time(lambda: count_descriptors() <= before + 1)
     for name, value in sent.items():
         for found in (arrived[name], again[name]):
             assert torch.equal(found, value) if isinstance(value, torch.Tensor) else found == value

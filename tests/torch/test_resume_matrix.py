@@ -14,7 +14,7 @@ import pytest
 
 from odb_ref.torch import ODBDataLoader
 from tests.torch import data
-from tests.torch.data import Numbers
+from tests.torch.data import Numbers, list_numbers, take
 from tests.torch.ranks import get_values, run_ranks
 
 WORLDS = (1, 2, 3, 4)
@@ -44,9 +44,7 @@ def go_on(rank: int, cells: list[list[Any]], options: dict[str, Any]) -> list[li
     """Returns the steps after the states of each cell, with a new loader for each."""
     found = []
     for states in cells:
-        with make_loader(**options) as loader:
-            loader.load_state_dict(states)
-            found.append(read(loader))
+        found.append(take(make_loader(state=states, **options), read))
     return found
 
 
@@ -56,7 +54,7 @@ Saved = list[tuple[list[Row], list[Any]]]
 
 def save(world_size: int, options: dict[str, Any]) -> Saved:
     saved = get_values(run_ranks(world_size, save_at_every_step, options, timeout_s=120))
-    assert sorted(number for rows, _ in saved for _, numbers, _ in rows for number in numbers) == list(range(COUNT))
+    assert sorted(list_numbers(*(rows for rows, _ in saved))) == list(range(COUNT))
     return saved
 
 
@@ -71,8 +69,7 @@ def check_continuations(
         saved = saved_by_world[world]
         after = [value[index] for value in values]
         before = [rows[:limit] for rows, _ in saved]
-        numbers = [number for rows in before + after for _, some, _ in rows for number in some]
-        assert sorted(numbers) == list(range(COUNT)), (world, limit, world_size)
+        assert sorted(list_numbers(*before, *after)) == list(range(COUNT)), (world, limit, world_size)
         assert len({tuple(step for step, _, _ in rows) for rows in after}) == 1, (world, limit, world_size)
         if world == world_size:
             assert after == [rows[limit:] for rows, _ in saved], (world, limit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -15,13 +14,12 @@ from hypothesis import strategies as st
 from odb_ref.core.batching.shards import Draw
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
-from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.reading.datasets import KeyFeed
 from odb_ref.torch.reading.quarantine import Places, Quarantine
 from odb_ref.torch.reading.service import ReadPlan
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.torch import data
-from tests.torch.data import Numbers, Stream, check_goes_on
+from tests.torch.data import Numbers, Stream, check_goes_on, list_numbers, read, take
 from tests.torch.ranks import check_errors, get_values, run_each, run_ranks
 
 COUNT = 101
@@ -29,11 +27,6 @@ make_loader = partial(data.make_loader, window=9, shuffle=True, shard="shared")
 QUARANTINE: dict[str, Any] = {"on_bad_sample": "quarantine", "ramp_rounds": 0}
 """Without windows of a single sample, in which a bad one would be everything."""
 SPOILT = (3, 17, 50, 51, 90)
-Steps = list[list[int]]
-
-
-def read(loader: ODBDataLoader, limit: int | None = None) -> Steps:
-    return [numbers for _, numbers, _ in data.read(loader, limit)]
 
 
 @pytest.mark.slow
@@ -51,14 +44,14 @@ def read(loader: ODBDataLoader, limit: int | None = None) -> Steps:
 def test_the_ranks_of_a_job_read_each_sample_once(world_size: int, options: dict[str, Any], tmp_path: Path) -> None:
     """Spec: R14, R14.2, R14.4. Checks: DEAL, COVER, ONCE, ALIGN. By what the trainers get, and by the traces."""
 
-    def read_epochs(rank: int) -> list[Steps]:
+    def read_epochs(rank: int) -> list[Any]:
         with make_loader(Numbers(0, COUNT), trace=f"{tmp_path}/{{rank}}.{{epoch}}", **options) as loader:
             return [read(loader) for _ in range(2)]
 
     values = get_values(run_ranks(world_size, read_epochs))
     for epoch in range(2):
         ranks = [value[epoch] for value in values]
-        assert sorted(number for steps in ranks for step in steps for number in step) == list(range(COUNT))
+        assert sorted(list_numbers(*ranks)) == list(range(COUNT))
         assert len({len(steps) for steps in ranks}) == 1
     verdict = check_traces(sorted(tmp_path.iterdir()), is_replayed=True)
     assert verdict.is_ok, verdict.violations
@@ -68,12 +61,9 @@ def test_the_ranks_of_a_job_read_each_sample_once(world_size: int, options: dict
 def read_spoilt(rank: int, options: dict[str, Any], limit: int) -> Any:
     """Returns everything that is read, with a restart after ``limit`` steps, and what was set aside."""
     make = partial(make_loader, Numbers(0, COUNT, bad=SPOILT, fault="raise"), **QUARANTINE, **options)
-    with make() as loader:
-        steps = read(loader, limit)
-        state = json.loads(json.dumps(loader.state_dict()))
-    with make() as loader:
-        loader.load_state_dict(state)
-        return steps + read(loader), {bad.index for bad in loader.quarantined}
+    steps, state = data.save(make(), limit)
+    with make(state=state) as loader:
+        return list_numbers(steps, read(loader)), {bad.index for bad in loader.quarantined}
 
 
 @pytest.mark.slow
@@ -82,7 +72,7 @@ def read_spoilt(rank: int, options: dict[str, Any], limit: int) -> Any:
 def test_bad_samples_are_set_aside_by_who_draws_them(options: dict[str, Any], limit: int) -> None:
     """Spec: R11.1, R11.3, R14.4, R14.6. Checks: RESUME, COVER, ONCE."""
     values = get_values(run_ranks(3, read_spoilt, options, limit))
-    taken = [number for steps, _ in values for step in steps for number in step]
+    taken = [number for numbers, _ in values for number in numbers]
     assert sorted(taken) == [number for number in range(COUNT) if number not in SPOILT]
     assert sorted(index for _, bad in values for index in bad) == [*SPOILT]
 
@@ -93,8 +83,7 @@ def test_a_window_of_bad_samples_ends_the_epoch_by_name() -> None:
     def read_a_bad_window(rank: int) -> None:
         # The first window of rank 1 holds the places 4 to 7, and all of them are bad.
         samples = Numbers(0, 40, bad=range(4, 8), fault="raise")
-        with make_loader(samples, shuffle=False, window=4, max_bad_samples=9, **QUARANTINE) as loader:
-            read(loader)
+        take(make_loader(samples, shuffle=False, window=4, max_bad_samples=9, **QUARANTINE))
 
     results = run_ranks(2, read_a_bad_window)
     check_errors(results, "all samples of a window are bad", "shard='shared'", "window=", "ramp_rounds=0", rank=1)
@@ -105,8 +94,7 @@ def test_a_sample_that_cannot_be_read_ends_all_ranks() -> None:
     """Spec: R7.2. Checks: ABORT."""
 
     def read_a_failure(rank: int, workers: int) -> None:
-        with make_loader(Numbers(0, COUNT, bad=40, fault="raise"), num_workers=workers) as loader:
-            read(loader)
+        take(make_loader(Numbers(0, COUNT, bad=40, fault="raise"), num_workers=workers))
 
     for results in run_each(2, read_a_failure, [(0,), (2,)]):
         check_errors(results, "bad row 40")
@@ -115,14 +103,14 @@ def test_a_sample_that_cannot_be_read_ends_all_ranks() -> None:
 def test_a_rank_goes_on_in_a_round_for_which_it_has_drawn_nothing() -> None:
     """Spec: R14.6. Checks: RESUME, COVER, ONCE. Near the end of the order some ranks hold no sample, and draw none."""
 
-    def resume_after_each_step(rank: int, count: int) -> Steps:
+    def resume_after_each_step(rank: int, count: int) -> Any:
         options = {"window": 2, "token_budget": 30, "on_bad_sample": "quarantine"}
-        return check_goes_on(lambda: make_loader(Numbers(0, count), **options), None, read)
+        return check_goes_on(lambda: make_loader(Numbers(0, count), **options), None)
 
     counts = (5, 7, 13)
     for count, results in zip(counts, run_each(2, resume_after_each_step, zip(counts)), strict=True):
         values = get_values(results)
-        assert sorted(number for steps in values for step in steps for number in step) == list(range(count))
+        assert sorted(list_numbers(*values)) == list(range(count))
         assert len(values[0]) > 1
 
 
@@ -132,19 +120,6 @@ def test_what_has_no_common_order_is_refused() -> None:
         make_loader(Stream(0, 9), shuffle=False)
     with pytest.raises(UsageError, match="shard='shared' with a sampler needs update_samples"):
         make_loader(shuffle=False, sampler=[1, 2])
-
-
-def test_the_places_of_what_is_drawn_are_known_by_number() -> None:
-    """Spec: R14.4, R14.6."""
-    places = Places(is_drawn=True)
-    for drawn in (range(4, 7), range(4, 7), range(7, 7), range(20, 22)):
-        places.draw(drawn)
-    assert [places.get_place(position) for position in range(5)] == [4, 5, 6, 20, 21]
-    assert [places.get_position(place) for place in (4, 6, 20, 21)] == [0, 2, 3, 4]
-    own = Places()
-    assert (own.get_place(7), own.get_position(7)) == (7, 7)
-    resumed = Places(10, 30, left_out=(30, 33))
-    assert [resumed.get_place(position) for position in range(10, 13)] == [31, 32, 34]
 
 
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.booleans(), st.randoms(use_true_random=False))

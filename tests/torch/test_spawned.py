@@ -15,8 +15,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 from odb_ref import compat
-from odb_ref.torch import JobError, apply
+from odb_ref.torch import apply
 from tests.torch import data
+from tests.torch.states import check_fails
 
 
 @pytest.fixture(autouse=True)
@@ -132,8 +133,7 @@ def test_what_cannot_be_rebuilt_in_another_process_is_told(name: str, method: st
     collate: Any = Unwelcome("odb-collate")
     collate.ballast = b"0" * 1_000_000
     loader = make_loader(samples, collate_fn=collate, multiprocessing_context=method)
-    with loader, pytest.raises(JobError, match="RuntimeError: not here"):
-        list(loader)
+    check_fails(loader, "RuntimeError: not here")
 
 
 class Fatal(Where):
@@ -145,5 +145,4 @@ class Fatal(Where):
 
 def test_a_process_that_ends_before_it_begins_says_what_may_be_missing() -> None:
     said = r"exit code 1\) before it began\. .* work under if __name__ == '__main__'"
-    with make_loader(Fatal()) as loader, pytest.raises(JobError, match=said):
-        list(loader)
+    check_fails(make_loader(Fatal()), said)

@@ -14,9 +14,9 @@ from torch.utils.data import Sampler
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError
 from tests.torch import data
-from tests.torch.data import Numbers, Stream, check_goes_on, make_sample, read
+from tests.torch.data import Numbers, Stream, check_goes_on, list_numbers, make_sample, read, take
 from tests.torch.ranks import get_values, run_each, run_ranks
-from tests.torch.states import change, check_refused
+from tests.torch.states import change, check_fails, check_refused
 
 COUNT = 47
 
@@ -28,9 +28,7 @@ def make_loader(dataset: Any = None, **options: Any) -> ODBDataLoader:
 
 def save(steps: int, dataset: Any = None, **options: Any) -> Any:
     """Returns the state after some steps."""
-    with make_loader(dataset, **options) as loader:
-        read(loader, steps)
-        return loader.state_dict()
+    return data.save(make_loader(dataset, **options), steps)[1]
 
 
 def read_on(loader: ODBDataLoader, limit: int | None = None) -> list[Any]:
@@ -43,25 +41,21 @@ def test_the_same_ranks_go_on_identically_to_a_quota_and_in_the_next_epoch() -> 
     make = partial(make_loader, mode="quota", quota=30)
 
     def save_and_go_on(rank: int) -> None:
-        with make() as loader:
-            steps = len(read(loader))
-        check_goes_on(make, range(steps + 1), read_on)
+        check_goes_on(make, range(len(take(make(), read)) + 1), read_on)
 
     get_values(run_ranks(2, save_and_go_on, timeout_s=120))
 
 
-class Named(Numbers):
-    """Samples by name, so that no key is 0."""
-
-    def __getitem__(self, name: Any) -> Any:
-        return super().__getitem__(int(name.removeprefix("sample ")))
+def name_samples(start: int, count: int) -> Any:
+    """Returns samples by name, so that no key is 0."""
+    return {f"sample {number}": make_sample(start + number) for number in range(count)}
 
 
 HOLED = {"on_bad_sample": "quarantine", "max_bad_samples": 0.5}
 KINDS: dict[str, tuple[Any, Callable[[int], dict[str, Any]]]] = {
     "stream": (Stream, lambda count: {}),
     "holed": (partial(Stream, bad=range(1, 47, 3), fault="empty"), lambda count: HOLED),
-    "keyed": (Named, lambda count: {"sampler": [f"sample {number}" for number in range(count)]}),
+    "keyed": (name_samples, lambda count: {"sampler": [f"sample {number}" for number in range(count)]}),
 }
 """The data set, and the options for its number of samples."""
 
@@ -115,9 +109,8 @@ def test_states_that_do_not_fit_are_refused() -> None:
             loader.load_state_dict(wrapped)
     with make_loader() as loader, pytest.raises(UsageError, match="version 1"):
         loader.load_state_dict(state | {"version": 1})
-    check_refused(make_loader, change(state, world_size=2), "states of all ranks are needed")
-    with make_loader(seed=5) as loader:
-        loader.load_state_dict(state)
+    check_refused(make_loader(state=change(state, world_size=2)), "states of all ranks are needed")
+    with make_loader(seed=5, state=state) as loader:
         for _ in range(2):  # the state is kept, and no epoch begins without it
             with pytest.raises(UsageError, match=r"order of samples has changed .*seed: saved 0, now 5"):
                 iter(loader)
@@ -126,19 +119,15 @@ def test_states_that_do_not_fit_are_refused() -> None:
 def test_a_stream_does_not_go_on_with_another_number_of_workers() -> None:
     """One worker reads what the training thread would. Two yield other samples first."""
     options: dict[str, Any] = {"dataset": Stream(0, 60), "shuffle": False}
-    with make_loader(**options) as loader:
-        first, state = read(loader, 2), loader.state_dict()
-    with make_loader(num_workers=1, **options) as loader:
-        loader.load_state_dict(state)
-        taken = [number for _, numbers, _ in (*first, *read(loader)) for number in numbers]
-    assert sorted(taken) == list(range(60))
-    check_refused(lambda: make_loader(num_workers=2, **options), state, "num_workers: saved 1, now 2")
+    first, state = data.save(make_loader(**options), 2)
+    rest = take(make_loader(num_workers=1, state=state, **options))
+    assert sorted(list_numbers(first) + rest) == list(range(60))
+    check_refused(make_loader(num_workers=2, state=state, **options), "num_workers: saved 1, now 2")
 
 
 def test_a_loaded_state_does_not_stand_for_another_epoch() -> None:
     state = save(2)
-    with make_loader() as loader:
-        loader.load_state_dict(state)
+    with make_loader(state=state) as loader:
         loader.set_epoch(3)
         assert (loader.state_dict()["epoch"], loader.state_dict()["checkpoint"]) == (3, None)
         loader.set_epoch(0)
@@ -148,8 +137,7 @@ def test_a_loaded_state_does_not_stand_for_another_epoch() -> None:
 def test_a_state_that_one_rank_refuses_ends_the_epoch_on_all() -> None:
     def load_another_rank_s_state(rank: int) -> str:
         state = save(2)
-        with make_loader() as loader:
-            loader.load_state_dict(change(state, rank=1))
+        with make_loader(state=change(state, rank=1)) as loader:
             with pytest.raises((UsageError, JobError)) as caught:
                 read(loader)
             loader.load_state_dict(state)
@@ -162,32 +150,9 @@ def test_a_state_that_one_rank_refuses_ends_the_epoch_on_all() -> None:
     assert max(result.seconds for result in results) < 15
 
 
-class Lengths(Numbers):
-    """Samples of one length."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(0, COUNT)
-        self.length = length
-
-    def __getitem__(self, index: int) -> Any:
-        ids = torch.ones(self.length, dtype=torch.int64)
-        return {"number": index, "input_ids": ids, "labels": ids.clone()}
-
-
-def test_samples_that_have_become_shorter_are_noticed_even_where_the_epoch_ends_before_its_saved_step() -> None:
-    options = {"window": 64, "ramp_rounds": 0}
-    state = save(20, dataset=Lengths(30), **options)
-    with make_loader(Lengths(5), **options) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(JobError, match="samples have changed"):
-            read(loader)
-
-
 def test_other_numbers_of_ranks_do_not_go_beyond_a_quota_that_is_met() -> None:
     def save_at_the_quota(rank: int, base: list[Any]) -> tuple[int, dict[str, Any]]:
-        with make_loader(mode="quota", quota=20, accumulation_steps=1) as loader:
-            if base:
-                loader.load_state_dict(base)
+        with make_loader(mode="quota", quota=20, accumulation_steps=1, state=base) as loader:
             count, state = 0, loader.state_dict()
             for batch in loader:
                 count += len(batch["numbers"])
@@ -224,7 +189,7 @@ def test_an_order_that_is_listed_otherwise_is_refused_and_one_listed_alike_goes_
         after = read(loader)
         loader.load_state_dict(at_start)  # nothing was taken, so any order will do
         assert read(loader)
-    assert sorted(number for _, numbers, _ in before + after for number in numbers) == list(range(COUNT))
+    assert sorted(list_numbers(before, after)) == list(range(COUNT))
 
 
 def test_a_refusal_of_the_order_says_what_to_do() -> None:
@@ -232,29 +197,28 @@ def test_a_refusal_of_the_order_says_what_to_do() -> None:
     state = save(5, sampler=range(COUNT), shuffle=False)
     for keys in (range(COUNT - 1), [str(key) for key in range(COUNT)], [*range(1, COUNT), 0]):
         message = rf"47 keys with digest \w+, now {len(keys)} keys .* restore it first"
-        check_refused(lambda keys=keys: make_loader(sampler=keys, shuffle=False), state, message)
+        check_refused(make_loader(sampler=keys, shuffle=False, state=state), message)
 
 
-class Sorted(Numbers):
-    """The same samples under different keys."""
-
-    def __init__(self, shift: int) -> None:
-        super().__init__(0, COUNT)
-        self.shift = shift
-
-    def __getitem__(self, index: int) -> Any:
-        return make_sample((index + self.shift) % COUNT)
+def make_samples(shift: int = 0, length: int = 0) -> list[dict[str, Any]]:
+    """Returns the samples under different keys, or others of one length."""
+    if length:
+        ids = torch.ones(length, dtype=torch.int64)
+        return [{"number": number, "input_ids": ids, "labels": ids.clone()} for number in range(COUNT)]
+    return [make_sample((number + shift) % COUNT) for number in range(COUNT)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_samples_that_lie_under_other_keys_are_noticed(num_workers: int) -> None:
-    """Spec: R10.4. Checks: RESUME. The order of the keys is the same, but what the machine knows of the samples is not."""
-    for limit in (1, 4, 9, 15):
-        with make_loader(Sorted(1), num_workers=num_workers) as other:
-            other.load_state_dict(save(limit, dataset=Sorted(0)))
-            with pytest.raises(JobError, match="samples have changed"):
-                read(other)
+def test_samples_that_are_shorter_or_lie_under_other_keys_are_noticed(num_workers: int) -> None:
+    """Spec: R10.4. Checks: RESUME. The order of the keys is the same, but what the machine knows of the samples is not. Shorter
+    ones are noticed even if the epoch ends before its saved step.
+    """
+    shifted, whole = (make_samples(), make_samples(shift=1)), {"window": 64, "ramp_rounds": 0}
+    cases: list[Any] = [(limit, *shifted, {}) for limit in (1, 4, 9, 15)]
+    for limit, before, after, options in (*cases, (20, make_samples(length=30), make_samples(length=5), whole)):
+        state = save(limit, dataset=before, **options)
+        check_fails(make_loader(after, num_workers=num_workers, state=state, **options), "samples have changed")
 
 
 class Reshuffled(Stream):
@@ -275,20 +239,15 @@ def test_a_stream_in_another_order_is_noticed_wherever_it_was_saved(num_workers:
     for limit in (ends.index(False) + 1, ends.index(True) + 1):
         state = save(limit, dataset=Stream(0, COUNT), **options)
         for dataset in (Reshuffled(0, COUNT), Stream(0, limit)):
-            with make_loader(dataset, **options) as other, pytest.raises(JobError, match="samples have changed"):
-                other.load_state_dict(state)
-                read(other)
+            check_fails(make_loader(dataset, state=state, **options), "samples have changed")
 
 
 def test_other_ranks_compare_the_order_of_all() -> None:
     """Spec: R10.4. Checks: RESUME."""
 
     def save_in_part(rank: int, base: list[Any], keys: str) -> Any:
-        with make_loader() as loader:
-            if base:
-                loader.load_state_dict([change(state, keys=keys or state["keys"]) for state in base])
-            read(loader, 3)
-            return loader.state_dict()
+        states = [change(state, keys=keys or state["keys"]) for state in base]
+        return data.save(make_loader(state=states), 3)[1]
 
     states = get_values(run_ranks(2, save_in_part, [], ""))
     assert len({state["keys"] for state in states}) == 1

@@ -16,7 +16,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.torch import JobError, ODBDataLoader
 from odb_ref.torch.plan.state import compute_digest
 from tests.torch import data
-from tests.torch.data import Numbers, read
+from tests.torch.data import Numbers, count_samples, list_numbers, read, take
 from tests.torch.ranks import get_values, run_ranks
 from tests.torch.states import check_refused
 
@@ -28,14 +28,12 @@ def make_loader(dataset: Any = None, **options: Any) -> ODBDataLoader:
     return data.make_loader(dataset, **window | options)
 
 
-def save(**options: Any) -> dict[str, Any]:
-    with make_loader(**options) as loader:
-        read(loader, 5)
-        return loader.state_dict()
+def save(limit: int | None = 5, **options: Any) -> Any:
+    return data.save(make_loader(**options), limit)[1]
 
 
 def refuse(state: Any, message: str, **options: Any) -> None:
-    check_refused(lambda: make_loader(**options), state, message)
+    check_refused(make_loader(state=state, **options), message)
 
 
 def measure(sample: Any) -> int:
@@ -77,34 +75,23 @@ def test_each_setting_that_differs_is_named(options: dict[str, Any], message: st
 
 @pytest.mark.parametrize("options", [{"causal_shift": False}, {"supervised_fn": measure}, {"token_budget": 50}])
 def test_one_order_of_all_ranks_goes_on_with_other_settings(options: dict[str, Any]) -> None:
-    with make_loader(shuffle=True) as loader:
-        before = read(loader, 5)
-        state = loader.state_dict()
-    with make_loader(shuffle=True, **options) as loader:
-        loader.load_state_dict(state)
-        before += read(loader)
-    assert sorted(number for _, numbers, _ in before for number in numbers) == list(range(COUNT))
+    before, state = data.save(make_loader(shuffle=True), 5)
+    after = take(make_loader(shuffle=True, state=state, **options))
+    assert sorted(list_numbers(before) + after) == list(range(COUNT))
 
 
 @pytest.mark.parametrize(("steps", "options"), [(5, {}), (8, {"token_budget": 50}), (18, {"token_budget": 50})])
 def test_an_update_that_goes_on_or_has_ended_raises_no_warning(steps: int, options: dict[str, Any]) -> None:
     """The last update of an epoch has fewer steps: 18 are all."""
-    with make_loader(shuffle=True, accumulation_steps=4) as loader:
-        taken = read(loader, steps)
-        assert (sum(len(numbers) for _, numbers, _ in taken) == COUNT) == (steps == 18)
-        state = loader.state_dict()
-    with make_loader(shuffle=True, accumulation_steps=4, **options) as loader:
-        loader.load_state_dict([state])
-        read(loader)
+    taken, state = data.save(make_loader(shuffle=True, accumulation_steps=4), steps)
+    assert (len(list_numbers(taken)) == COUNT) == (steps == 18)
+    take(make_loader(shuffle=True, accumulation_steps=4, state=[state], **options))
 
 
 def test_an_update_that_does_not_go_on_with_other_settings_is_warned_of() -> None:
     """Gradients saved with it have weights of another update."""
-    with make_loader(shuffle=True, accumulation_steps=3) as loader:
-        read(loader, 5)
-        state = loader.state_dict()
-    with make_loader(shuffle=True, accumulation_steps=3, token_budget=50) as loader:
-        loader.load_state_dict([state])
+    state = save(shuffle=True, accumulation_steps=3)
+    with make_loader(shuffle=True, accumulation_steps=3, token_budget=50, state=[state]) as loader:
         with pytest.warns(RuntimeWarning, match="after 2 of the 3 steps of an update. .* Do not restore gradients"):
             assert next(loader.steps())[1].update_samples > 0
         state = loader.state_dict()
@@ -130,9 +117,8 @@ def test_a_data_set_that_grows_inside_an_epoch_does_not_go_on_as_the_larger_one(
         samples.append(samples[0] | {"number": COUNT})
         state = loader.state_dict()
     refuse(state, "samples of the data set: saved 40, now 41", dataset=samples, **options)
-    with make_loader(samples[:COUNT], **options) as loader:
-        loader.load_state_dict(state)
-        assert sum(later.local_samples for _, later in loader.steps()) == COUNT - info.local_samples
+    rest = take(make_loader(samples[:COUNT], state=state, **options), count_samples)
+    assert rest == COUNT - info.local_samples
 
 
 def get_numbers(samples: list[dict[str, Any]]) -> list[int]:
@@ -152,22 +138,17 @@ def test_updates_do_not_change_inside_an_epoch(steps: int, shard: str) -> None:
         list(taken)
         between = loader.state_dict()
     for changed in ({}, {"update_samples": 16}):
-        with make_loader(**options, **changed) as loader:
-            loader.load_state_dict(inside)
+        with make_loader(state=inside, **options, **changed) as loader:
             with pytest.raises(UsageError, match=r"update_samples cannot change within an epoch.*between epochs"):
                 iter(loader)
             loader.load_state_dict(between)
             assert loader.epoch == 1
-            assert sum(info.local_samples for _, info in loader.steps()) == COUNT
+            assert count_samples(loader) == COUNT
 
 
 def test_between_two_epochs_a_state_fits_other_settings_but_not_another_order() -> None:
-    with make_loader(shard="given") as loader:
-        read(loader)
-        state = loader.state_dict()
-    with make_loader(shard="given", token_budget=50) as loader:
-        loader.load_state_dict(state)
-        assert len(read(loader)) > 1
+    state = save(None, shard="given")
+    assert len(take(make_loader(shard="given", token_budget=50, state=state), read)) > 1
     message = r"seed: saved 0, now 3\); to begin epoch 1 with the new order, call set_epoch\(1\)"
     refuse(state, message, shard="given", seed=3)
 
@@ -179,10 +160,8 @@ def test_states_of_different_steps_are_named_as_such(update_samples: int | None)
     def save_at_other_steps(rank: int) -> Any:
         with make() as loader:
             states = [loader.state_dict() for _, info in loader.steps() if info.is_update_end]
-        with make() as loader:
-            loader.load_state_dict(states[1 + rank])
-            with pytest.raises(JobError, match="load states that") as caught:
-                read(loader)
+        with make(state=states[1 + rank]) as loader, pytest.raises(JobError, match="load states that") as caught:
+            read(loader)
         return states[1 + rank], str(caught.value)
 
     (first, told), (second, told_other) = get_values(run_ranks(2, save_at_other_steps))
@@ -198,9 +177,7 @@ def test_other_settings_and_another_number_of_ranks_need_all_states() -> None:
     first, second = get_values(run_ranks(2, lambda rank: save()))
     message = r"ranks: saved 2, now 1; token_budget: saved 60, now 50.*states of all ranks"
     refuse(first, message, token_budget=50)
-    with make_loader(token_budget=50) as loader:
-        loader.load_state_dict([first, second])
-        assert read(loader)
+    assert take(make_loader(token_budget=50, state=[first, second]))
 
 
 # Keys ----------------------------------------------------------------------------------------------------------------
@@ -239,9 +216,7 @@ def test_keys_of_any_library_in_another_order_are_noticed(make: Any) -> None:
     numbers = list(range(COUNT))
     state = save(dataset=named, sampler=make(numbers))
     refuse(state, "has changed since the state was saved", dataset=named, sampler=make(numbers[::-1]))
-    with make_loader(named, sampler=make(numbers)) as loader:
-        loader.load_state_dict(state)
-        assert read(loader)
+    assert take(make_loader(named, sampler=make(numbers), state=state))
 
 
 def test_numbers_are_the_same_keys_in_every_library() -> None:
@@ -285,19 +260,14 @@ def test_a_loaded_state_that_is_dropped_is_spoken_of() -> None:
         read(loader, 4)
         state = loader.state_dict()
         assert state["epoch"] == 1
-    with make_loader() as loader:
-        loader.load_state_dict(state)
-        loader.set_epoch(0)
-        with pytest.warns(RuntimeWarning, match=r"chosen epoch 0.*dropped.*epoch 1 after 4 steps"):
-            read(loader)
-        begun = loader.state_dict()
-    with make_loader() as loader:
-        loader.load_state_dict(begun)
-        loader.set_epoch(0)
-        with pytest.warns(RuntimeWarning, match=r"chosen epoch 0.*dropped.*epoch 1 after 0 steps"):
-            read(loader)
-    with make_loader() as loader, warnings.catch_warnings(action="error"):
-        loader.load_state_dict(begun)
+    begun = state
+    for steps in (4, 0):
+        with make_loader(state=begun) as loader:
+            loader.set_epoch(0)
+            with pytest.warns(RuntimeWarning, match=rf"chosen epoch 0.*dropped.*epoch 1 after {steps} steps"):
+                read(loader)
+            begun = loader.state_dict()
+    with make_loader(state=begun) as loader, warnings.catch_warnings(action="error"):
         loader.set_epoch(2)  # nothing of it was taken
         read(loader, 1)
         loader.load_state_dict(state)

@@ -14,16 +14,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.loop import MemoryFit, StepGuard
 from odb_ref.torch.loop import guard as guard_module
 from odb_ref.torch.loop.splitting import find_count, split_batch
-from tests.helpers.options import nested
-from tests.torch.data import Numbers, Prompts, collate
+from tests.torch.data import Numbers, Prompts, make_loader
 from tests.torch.models import (
     Update,
     check_gradient,
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 torch.set_num_threads(1)
 SIZES = [30, 9]
-OPTIONS: dict[str, Any] = {"token_budget": 90, "window": 12, "collate_fn": collate, "shard": "given", "timeout_s": 30}
+OPTIONS: dict[str, Any] = {"token_budget": 90, "window": 12, "shard": "given", "timeout_s": 30}
 WHOLE = OPTIONS | {"token_budget": 1000, "ramp_rounds": 0}
 """Settings with which a few samples are one batch."""
 
@@ -113,7 +113,7 @@ def train(
     faults = Faults(seed + rank, chance)
     guard = StepGuard(wrapped, lambda model, batch: faults.compute_loss(model, batch, reduction))
     data = Numbers(sum(SIZES[:rank]), SIZES[rank])
-    with ODBDataLoader(data, **nested(**(OPTIONS | options))) as loader:
+    with make_loader(data, **OPTIONS | options) as loader:
         updates = [list_updates(loader, guard.backward, partial(get_gradient, wrapped)) for _ in range(epochs)]
     assert guard.failures == faults.count
     everywhere = torch.tensor(guard.failures)
@@ -160,7 +160,7 @@ def test_a_batch_without_a_label_goes_in_halves_and_adds_nothing() -> None:
     model = make_model()
     faults = Faults(0, 1.0)
     guard = StepGuard(model, faults.compute_loss)
-    with ODBDataLoader(Prompts(0, 8, "all"), **nested(**(OPTIONS | {"loss_scaling": "none"}))) as loader:
+    with make_loader(Prompts(0, 8, "all"), loss_scaling="none", **OPTIONS) as loader:
         for batch, info in loader.steps():
             assert guard.backward(batch, info) == 0.0
             assert not any(get_gradient(model))
@@ -195,7 +195,7 @@ def train_uneven(rank: int) -> Any:
         return FailingBackward.apply(loss) if has_failed else loss
 
     options = OPTIONS | {"loss_scaling": "none", "loss_reduction": "sum", "ramp_rounds": 0, "token_budget": 10_000}
-    with ODBDataLoader(Numbers(2 + rank, 1 + (not rank)), **nested(**options)) as loader:
+    with make_loader(Numbers(2 + rank, 1 + (not rank)), **options) as loader:
         for batch, info in loader.steps():
             guard.backward(batch, info)
     gradients = [model.even.grad, model.odd.grad, model.never.grad, model.single.grad]
@@ -219,7 +219,7 @@ def train_with_less(rank: int) -> Any:
         return compute_loss(model, batch)
 
     found = []
-    with ODBDataLoader(Numbers(60 * rank, 60), **nested(**OPTIONS)) as loader:
+    with make_loader(Numbers(60 * rank, 60), **OPTIONS) as loader:
         guard = StepGuard(make_model(), step, lower_budget=loader.accept_budget)
         for _ in range(3):
             tokens, numbers = [], []
@@ -241,24 +241,42 @@ def test_what_one_rank_cannot_hold_becomes_the_budget_of_all() -> None:
     assert values[1][0][1] > 0
 
 
-def test_an_engine_of_deepspeed_is_refused() -> None:
-    engine = type("DeepSpeedEngine", (nn.Module,), {"__module__": "deepspeed.runtime.engine"})()
-    with pytest.raises(UsageError, match="DeepSpeed's engine has collectives of its own"):
-        StepGuard(engine, compute_loss)
+def make_stepping() -> nn.Module:
+    """Returns a model with an optimizer in the backward pass, which would step before gradients are averaged, and twice."""
+    model = make_model()
+    model[2].weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    return model
 
 
-def test_a_wrapper_that_hides_what_averages_is_refused() -> None:
-    def guard_inside(rank: int) -> None:
-        StepGuard(nn.Sequential(DistributedDataParallel(make_model())), compute_loss)
+def make_tensor_parallel() -> nn.Module:
+    return parallelize_module(make_model(), init_device_mesh("cpu", (2,)), {"2": ColwiseParallel()})
 
-    said = "DistributedDataParallel stands inside a Sequential"
-    check_errors(run_ranks(2, guard_inside), said, error="UsageError")
+
+ENGINE = type("DeepSpeedEngine", (nn.Module,), {"__module__": "deepspeed.runtime.engine"})
+REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
+    (ENGINE, "DeepSpeed's engine has collectives of its own"),
+    (
+        lambda: nn.Sequential(DistributedDataParallel(make_model())),
+        "DistributedDataParallel stands inside a Sequential",
+    ),
+    (lambda: make_model().requires_grad_(False), "no parameter to train"),
+    # A rank with idle batches has no sparse gradients, and would wait for a rank that has failed.
+    (lambda: nn.Sequential(nn.Embedding(32, 6, sparse=True), nn.Linear(6, 32)), "use sparse=False"),
+    (make_stepping, "changed in the backward pass"),
+    (make_tensor_parallel, "the model is tensor parallel"),
+]
+
+
+def test_a_model_whose_gradients_a_guard_cannot_average_is_refused() -> None:
+    found = run_each(2, lambda rank, make: StepGuard(make(), compute_loss), [(make,) for make, _ in REFUSED])
+    for (_, said), results in zip(REFUSED, found, strict=True):
+        check_errors(results, said, error="UsageError")
 
 
 def test_a_parameter_outside_the_model_is_refused() -> None:
     """Preserves: WEIGHT. Its gradient would never be cleared."""
     model, scale = make_model(), nn.Parameter(torch.ones((), dtype=torch.float64))
-    with ODBDataLoader(Numbers(0, 4), **nested(**OPTIONS)) as loader:
+    with make_loader(Numbers(0, 4), **OPTIONS) as loader:
         batch, info = next(iter(loader.steps()))
         with pytest.raises(UsageError, match="put all that is trained into one module"):
             StepGuard(model, lambda model, batch: compute_loss(model, batch) * scale).backward(batch, info)
@@ -278,8 +296,7 @@ def fail_for_good(rank: int, error: Exception, accumulation_steps: int) -> Any:
         return compute_loss(model, batch)
 
     guard = StepGuard(make_model(), step)
-    options = OPTIONS | {"accumulation_steps": accumulation_steps}
-    with ODBDataLoader(Numbers(20 * rank, 20), **nested(**options)) as loader:
+    with make_loader(Numbers(20 * rank, 20), accumulation_steps=accumulation_steps, **OPTIONS) as loader:
         for batch, info in loader.steps():
             guard.backward(batch, info)
 
@@ -332,7 +349,7 @@ def train_sharded(rank: int, kind: str, options: dict[str, Any], least: int = 31
     choose = random.Random(rank)
     get = get_gradient if kind == "fsdp2" else get_whole_gradient
     with (
-        ODBDataLoader(Numbers(sum(SIZES[:rank]), SIZES[rank]), **nested(**(OPTIONS | options))) as loader,
+        make_loader(Numbers(sum(SIZES[:rank]), SIZES[rank]), **OPTIONS | options) as loader,
         limited_memory(lambda: choose.uniform(least, 90)),
     ):
         updates = list_updates(loader, guard.backward, partial(get, wrapped))
@@ -400,7 +417,7 @@ def run_once(
         return faults.compute_loss(model, batch)
 
     guard = StepGuard(model, step, **options)
-    with ODBDataLoader(Numbers(0, 4), **nested(**WHOLE | dict(settings))) as loader:
+    with make_loader(Numbers(0, 4), **WHOLE | dict(settings)) as loader:
         ((found, info),) = loader.steps()
         guard.backward(found | batch, info)
     assert guard.failures == 1
@@ -430,7 +447,7 @@ def take(
 ) -> StepGuard[Any]:
     """The guard that has taken a batch of four samples with each of these fields."""
     guard = StepGuard(make_model(), compute_loss, **options)
-    with ODBDataLoader(Numbers(0, 4 * len(fields)), **nested(**WHOLE | {"window": 4})) as loader:
+    with make_loader(Numbers(0, 4 * len(fields)), **WHOLE | {"window": 4}) as loader:
         for (batch, info), more in zip(loader.steps(), fields, strict=True):
             guard.backward(batch | more, info)
     return guard
@@ -497,7 +514,7 @@ def test_a_mean_over_samples_goes_in_halves_by_samples() -> None:
 
     def run(most: int) -> list[float]:
         model = make_model()
-        with ODBDataLoader(Numbers(0, 4), **nested(**WHOLE | {"loss_scaling": "samples"})) as loader:
+        with make_loader(Numbers(0, 4), loss_scaling="samples", **WHOLE) as loader:
             StepGuard(model, fail_above(most, compute)).backward(*next(iter(loader.steps())))
         return get_gradient(model)
 
@@ -513,8 +530,7 @@ def test_where_each_sample_counts_once_halves_need_no_labels(scaling: str) -> No
         return model(torch.tensor(batch["numbers"]).double()[:, None]).mean()
 
     guard = StepGuard(model, fail_above(1, compute))
-    options = WHOLE | {"loss_scaling": scaling, "supervised_fn": lambda sample: 1}
-    with ODBDataLoader(Numbers(0, 3), **nested(**options)) as loader:
+    with make_loader(Numbers(0, 3), loss_scaling=scaling, supervised_fn=lambda sample: 1, **WHOLE) as loader:
         batch, info = next(iter(loader.steps()))
         guard.backward({"numbers": batch["numbers"]}, info)
     assert guard.failures == 2

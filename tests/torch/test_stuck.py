@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -23,8 +21,10 @@ import torch.distributed as dist
 
 from odb_ref.torch import JobError
 from odb_ref.torch.reading.description import describe
+from tests.helpers.capture import capture, start
+from tests.helpers.waiting import is_in_time
 from tests.torch import data
-from tests.torch.data import Numbers, Unspeakable, collate, go_wrong
+from tests.torch.data import Numbers, Unspeakable, collate, go_wrong, listen, take
 from tests.torch.ranks import Result, check_left, get_values, run_each, run_ranks
 
 make_loader = partial(data.make_loader, shard="given", timeout_s=5)
@@ -106,11 +106,7 @@ for batch in batches:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_control_c_ends_a_process_whose_data_set_blocks(num_workers: int) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(num_workers)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True
-    )
-    try:
+    with start([sys.executable, "-c", SCRIPT, str(num_workers)]) as process:
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.5)
         began = time.monotonic()
@@ -118,16 +114,12 @@ def test_control_c_ends_a_process_whose_data_set_blocks(num_workers: int) -> Non
         assert float(process.stdout.readline()) - began < 3  # 0.7 s on an idle machine; 11 s before
         assert process.wait(30) == -signal.SIGINT
         check_left({process.pid})
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_rank_that_fails_does_not_wait_for_one_whose_data_set_blocks() -> None:
     def read_blocking(rank: int) -> None:
         bad, fault = (range(12, 400), "block") if rank == 0 else (12, "Panic")
-        with make_loader(Numbers(0, 400, bad=bad, fault=fault), num_workers=1, name="one") as loader:
-            list(loader)
+        take(make_loader(Numbers(0, 400, bad=bad, fault=fault), num_workers=1, name="one"))
 
     results = run_ranks(2, read_blocking, timeout_s=30)
     check_blamed(results, 1, "Panic")
@@ -170,8 +162,7 @@ def call_in_pairs(rank: int, function: Callable[..., Any], cases: list[tuple[Any
 
 def read_holding(rank: int, group: dict[str, Any], seconds: int, limit_s: float, is_busy: bool) -> int:
     samples = Holding(seconds if rank == 1 else 0, is_busy)
-    with make_loader(samples, num_workers=1, loader_timeout_s=limit_s, **group) as loader:
-        return sum(1 for _ in loader)
+    return len(take(make_loader(samples, num_workers=1, loader_timeout_s=limit_s, **group), list))
 
 
 def test_a_loader_process_that_holds_its_lock_is_waited_for_as_long_as_it_may() -> None:
@@ -223,17 +214,10 @@ def test_a_trainer_that_holds_its_lock_is_waited_for_while_it_works_and_else_nam
     check_blamed(idle, 1, "something holds its interpreter lock (Faults(timeout_s=) raises the limit)")
 
 
-def wait_until(is_over: Callable[[], bool]) -> None:
-    """Waits for ten seconds at most."""
-    deadline = time.monotonic() + 10
-    while not is_over() and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
 def stop_until(is_over: Callable[[], bool]) -> None:
     """Stops this process, which a child of it wakes."""
     if os.fork() == 0:
-        wait_until(is_over)
+        is_in_time(is_over)
         os.kill(os.getppid(), signal.SIGCONT)
         os._exit(0)
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -258,35 +242,30 @@ def test_a_loader_is_closed_whole_beside_a_rank_that_is_stopped(tmp_path: Path) 
 
 def wait_and_listen(rank: int, what: str, num_workers: int, text: str, folder: Path) -> list[str]:
     """Returns what is logged while rank 2 keeps the others waiting, until each has logged it."""
-    lines: list[str] = []
 
-    def listen(record: logging.LogRecord) -> None:
-        lines.append(record.getMessage())
-        if re.search(f"rank {rank} waits for rank 2, which {text}", lines[-1]):
+    def note(line: str) -> None:
+        if re.search(f"rank {rank} waits for rank 2, which {text}", line):
             (folder / str(rank)).touch()
 
-    handler = logging.Handler()
-    handler.emit = listen  # type: ignore[method-assign]
-    logging.getLogger("odb_ref").addHandler(handler)
+    lines = listen(note)
 
     def have_both() -> bool:
         return len(os.listdir(folder)) == 2
 
     def combine(samples: list[Any]) -> Any:
         if rank == 2 and what == "collate" and any(sample["number"] == 30 for sample in samples):
-            wait_until(have_both)
+            is_in_time(have_both)
         return collate(samples)
 
     is_slow = what == "read" and rank == 2
-    slow = Numbers(0, 60, bad=20 if is_slow else None, fault=lambda index: wait_until(have_both))
+    slow = Numbers(0, 60, bad=20 if is_slow else None, fault=lambda index: is_in_time(have_both))
     options = {"collate_fn": combine, "num_workers": num_workers, "timeout_s": 6 if what == "stop" else 1}
     with make_loader(slow, **options) as loader:
         for step, _ in enumerate(loader):
             if rank == 2 and what == "trainer" and step == 3:
-                wait_until(have_both)
+                is_in_time(have_both)
             if rank == 2 and what == "stop" and step == 3:
                 stop_until(have_both)
-    logging.getLogger("odb_ref").removeHandler(handler)
     return lines
 
 
@@ -334,14 +313,10 @@ def test_a_leave_that_nobody_takes_note_of_ends_with_the_users_exception(tmp_pat
 
     other = multiprocessing.get_context("fork").Process(target=read_and_stop)
     other.start()
-    command = [sys.executable, "-c", LEAVER, str(tmp_path / "store")]
-    leaver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
-        _, text = leaver.communicate(timeout=100)
-        assert leaver.returncode == 1, text
-        assert text.rstrip().endswith("ValueError: the user's own")
+        left = capture([sys.executable, "-c", LEAVER, str(tmp_path / "store")], timeout=100)
+        assert left.returncode == 1, left.stderr
+        assert left.stderr.rstrip().endswith("ValueError: the user's own")
     finally:
-        leaver.kill()
-        leaver.communicate()
         other.kill()
         other.join()

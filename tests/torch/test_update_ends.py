@@ -10,15 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError
 from odb_ref.torch.loop import StepGuard
 from tests.torch import data
 from tests.torch.data import Numbers
 from tests.torch.models import compute_loss, get_gradient, make_model
-from tests.torch.ranks import check_errors, get_values, run_ranks
+from tests.torch.ranks import get_values, run_ranks
 
 STEPS = 3
 make_loader = partial(data.make_loader, token_budget=40, shard="given", accumulation_steps=2)
@@ -157,31 +155,3 @@ def plain() -> list[list[float]]:
 def test_what_is_trained_only_later_is_averaged_too(plain: list[list[float]]) -> None:
     """Preserves: WEIGHT. Layers were frozen when the guard was made."""
     assert get_values(run_ranks(2, train, True)) == [plain, plain]
-
-
-def test_a_model_with_nothing_to_train_is_refused() -> None:
-    with pytest.raises(UsageError, match="no parameter to train"):
-        StepGuard(make_model().requires_grad_(False), compute_loss)
-
-
-def test_gradients_that_cannot_be_averaged_are_refused() -> None:
-    """A rank with idle batches has no such gradients, and would wait for a rank that has failed."""
-    model = nn.Sequential(nn.Embedding(32, 6, sparse=True), nn.Linear(6, 32))
-    with pytest.raises(UsageError, match="use sparse=False"):
-        StepGuard(model, compute_loss)
-
-
-def test_an_optimizer_in_the_backward_pass_is_refused() -> None:
-    """It would step before gradients are averaged, and again when a pass is repeated."""
-    model = make_model()
-    model[2].weight.register_post_accumulate_grad_hook(lambda parameter: None)
-    with pytest.raises(UsageError, match="changed in the backward pass"):
-        StepGuard(model, compute_loss)
-
-
-def test_a_tensor_parallel_model_is_refused() -> None:
-    def guard_parts(rank: int) -> None:
-        mesh = init_device_mesh("cpu", (2,))
-        StepGuard(parallelize_module(make_model(), mesh, {"2": ColwiseParallel()}), compute_loss)
-
-    check_errors(run_ranks(2, guard_parts), "the model is tensor parallel", error="UsageError")

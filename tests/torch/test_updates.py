@@ -14,22 +14,25 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, RandomSampler
 
-from odb_ref.torch import ODBDataLoader, UsageError
+from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.reading.source import CHUNK_SAMPLES
-from tests.helpers.options import nested
+from tests.helpers.waiting import is_in_time
+from tests.torch import data
 from tests.torch.data import Numbers, collate, make_sample
 from tests.torch.models import check_gradient, compute_loss, compute_union_gradient, get_gradient, make_model
 from tests.torch.ranks import CAN_SHARD, check_errors, get_values, run_each, run_ranks
+from tests.torch.states import check_refused
 
 SAMPLES = 103
 UPDATE = 16
-SETTINGS: dict[str, Any] = {"token_budget": 60, "update_samples": UPDATE, "collate_fn": collate, "shuffle": True}
+make_updates = partial(data.make_loader, update_samples=UPDATE, shuffle=True)
+WHOLE = Numbers(0, SAMPLES)
 
 
-def read(rank: int, settings: dict[str, Any], epochs: int = 1, **data: Any) -> list[dict[int, list[int]]]:
+def read(rank: int, settings: dict[str, Any], epochs: int = 1, **faults: Any) -> list[dict[int, list[int]]]:
     """Returns the sample numbers of each update of each epoch on this rank."""
     found = []
-    with ODBDataLoader(Numbers(0, SAMPLES, **data), **nested(**SETTINGS | settings)) as loader:
+    with make_updates(Numbers(0, SAMPLES, **faults), **settings) as loader:
         for _ in range(epochs):
             updates: dict[int, list[int]] = defaultdict(list)
             for batch, info in loader.steps():
@@ -47,14 +50,12 @@ def join(results: list[Any], epoch: int = 0) -> list[list[int]]:
     return [sorted(n for result in results for n in result.value[epoch].get(u, [])) for u in numbers]
 
 
-def list_expected(epoch: int = 0, **settings: Any) -> list[list[int]]:
+def list_expected(epoch: int = 0) -> list[list[int]]:
     """Returns the updates of the common order, from the plain loader of one process in that order."""
-    order: list[int] = []
-    options = {"token_budget": 10**6, "window": 10**6, "ramp_rounds": 0, "order": "sampler", "collate_fn": collate}
-    with ODBDataLoader(Numbers(0, SAMPLES), **nested(shuffle=True, **options, **settings)) as loader:
+    options = {"token_budget": 10**6, "window": 10**6, "ramp_rounds": 0, "order": "sampler"}
+    with data.make_loader(WHOLE, shuffle=True, **options) as loader:
         loader.set_epoch(epoch)
-        for batch, _ in loader.steps():
-            order += batch["numbers"]
+        order = data.read_numbers(loader)
     return [sorted(order[first : first + UPDATE]) for first in range(0, SAMPLES, UPDATE)]
 
 
@@ -82,7 +83,7 @@ def test_an_update_holds_its_places_whoever_reads_them(world_size: int) -> None:
 def add_means(rank: int, options: dict[str, Any]) -> list[tuple[list[int], list[float]]]:
     """For each update, its samples on this rank, and what this rank adds to means over labels, all tokens and samples."""
     found, numbers, sums = [], list[int](), torch.zeros(3, dtype=torch.float64)
-    with ODBDataLoader(Numbers(0, 40), **nested(token_budget=40, collate_fn=collate, **options)) as loader:
+    with data.make_loader(token_budget=40, **options) as loader:
         for batch, info in loader.steps():
             values = torch.tensor(batch["numbers"], dtype=torch.float64)
             counts = torch.stack(count_units(batch))
@@ -138,11 +139,7 @@ def train_on_two(rank: int) -> list[tuple[list[list[int]], list[float]]]:
     """For each update, its samples of two loaders on this rank, and the gradient."""
     model = DistributedDataParallel(make_model())
     found = []
-    options: dict[str, Any] = {"token_budget": 60, "collate_fn": collate, "shuffle": True}
-    with (
-        ODBDataLoader(Numbers(0, 60), **nested(update_samples=16, **options)) as first,
-        ODBDataLoader(Numbers(60, 30), **nested(update_samples=8, **options)) as second,
-    ):
+    with make_updates(Numbers(0, 60)) as first, make_updates(Numbers(60, 30), update_samples=8) as second:
         parts = first.steps(), second.steps()
         assert len(first) == len(second)
         for _ in range(len(first)):
@@ -173,7 +170,7 @@ def test_two_loaders_share_an_update() -> None:
 
 def test_the_last_update_may_be_dropped() -> None:
     def read_dropping(rank: int, shard: str) -> list[dict[int, list[int]]]:
-        with ODBDataLoader(Numbers(0, SAMPLES), **nested(**SETTINGS, shard=shard, drop_last=True)) as loader:
+        with make_updates(WHOLE, shard=shard, drop_last=True) as loader:
             assert len(loader) == loader.updates_per_epoch == SAMPLES // UPDATE
         return read(rank, {"shard": shard, "drop_last": True})
 
@@ -217,7 +214,7 @@ def test_the_order_may_be_that_of_distributed_sampler(ranks: int, of_replicas: t
         """Returns the updates of two epochs, and the loader's number of updates."""
         sampler = DistributedSampler(range(SAMPLES), replicas, None if replicas is None else 0, seed=5)
         settings = settings | {"sampler": sampler, "shuffle": False}
-        with ODBDataLoader(Numbers(0, SAMPLES), **nested(**SETTINGS | settings)) as loader:
+        with make_updates(WHOLE, **settings) as loader:
             count = len(loader)
         return read(rank, settings, 2), count
 
@@ -255,30 +252,29 @@ class Counted(Numbers):
 @pytest.mark.parametrize(("shard", "ahead"), [("auto", UPDATE // 2), ("shared", -(-2 * UPDATE // 3))])
 def test_a_part_of_an_update_is_read_ahead_while_two_are_held(shard: str, ahead: int) -> None:
     """Spec: R16.4. This is its first portion if samples are dealt, so no worker idles during a long step. No more is read."""
-    data = Counted(SAMPLES)
-    settings = SETTINGS | {"shard": shard, "shuffle": False, "num_workers": 1, "prefetch_factor": 1, "depth": 1}
-    with ODBDataLoader(data, **nested(**settings)) as loader:
+    samples = Counted(SAMPLES)
+    settings: dict[str, Any] = {"shuffle": False, "num_workers": 1, "prefetch_factor": 1, "depth": 1}
+    with make_updates(samples, shard=shard, **settings) as loader:
         steps = loader.steps()
         next(steps)
-        expected, deadline = 2 * UPDATE + ahead, time.monotonic() + 20
-        while int(data.reads.sum()) < expected and time.monotonic() < deadline:
-            time.sleep(0.02)
+        expected = 2 * UPDATE + ahead
+        is_in_time(lambda: int(samples.reads.sum()) >= expected, 20)
         time.sleep(0.2)
-        found = int(data.reads.sum())
+        found = int(samples.reads.sum())
         assert expected <= found <= expected + (0 if shard == "shared" else 3 * CHUNK_SAMPLES)
         for _ in steps:
             pass
-    assert data.reads.tolist() == [1] * SAMPLES
+    assert samples.reads.tolist() == [1] * SAMPLES
 
 
 def test_a_first_step_waits_for_one_sample_more_than_its_update() -> None:
     """However many fast samples are read at once by then."""
-    data = Counted(SAMPLES)
-    with ODBDataLoader(data, **nested(**SETTINGS | {"num_workers": 0})) as loader:
+    samples = Counted(SAMPLES)
+    with make_updates(samples) as loader:
         for _ in loader.steps():
             pass
         next(loader.steps())
-    assert int(data.reads.sum()) == SAMPLES + UPDATE + 1
+    assert int(samples.reads.sum()) == SAMPLES + UPDATE + 1
 
 
 # State --------------------------------------------------------------------------------------------------------------------
@@ -289,7 +285,7 @@ def test_what_is_saved_between_updates_is_a_few_numbers(shard: str) -> None:
     """Spec: R16.6. This holds for any number of samples in an update, and for any that are set aside."""
     options = {"update_samples": 48, "shard": shard, "on_bad_sample": "quarantine"}
     sizes = []
-    with ODBDataLoader(Numbers(0, SAMPLES, bad=41, fault="raise"), **nested(**SETTINGS | options)) as loader:
+    with make_updates(Numbers(0, SAMPLES, bad=41, fault="raise"), **options) as loader:
         for _, info in loader.steps():
             sizes.append((info.is_update_end, len(str(loader.state_dict()))))
     between = [size for is_end, size in sizes if is_end][:-1]  # after the last update the next epoch begins
@@ -299,13 +295,8 @@ def test_what_is_saved_between_updates_is_a_few_numbers(shard: str) -> None:
 
 
 def test_another_size_of_updates_cannot_go_on() -> None:
-    with ODBDataLoader(Numbers(0, SAMPLES), **nested(**SETTINGS)) as loader:
-        next(loader.steps())
-        state = loader.state_dict()
-    with ODBDataLoader(Numbers(0, SAMPLES), **nested(**SETTINGS | {"update_samples": 8})) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(UsageError, match="update_samples: saved 16, now 8"):
-            iter(loader)
+    _, state = data.save(make_updates(WHOLE), 1)
+    check_refused(make_updates(WHOLE, update_samples=8, state=state), "update_samples: saved 16, now 8")
 
 
 # Training -----------------------------------------------------------------------------------------------------------------
@@ -330,18 +321,18 @@ def get_weights(model: Any) -> list[float]:
 @pytest.fixture(scope="module")
 def plain() -> list[list[float]]:
     """Trains in one process with fixed updates of the common order, with the mean over an update's supervised tokens."""
-    data, model = Numbers(0, TRAINED), make_model()
+    samples, model = Numbers(0, TRAINED), make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     weights = []
     for epoch in range(EPOCHS):
-        sampler = DistributedSampler(data, 1, 0, seed=7)
+        sampler = DistributedSampler(samples, 1, 0, seed=7)
         sampler.set_epoch(epoch)
         order = list(sampler)
         for first in range(0, TRAINED, UPDATE):
-            samples = [data[i] for i in order[first : first + UPDATE]]
-            count = sum(int((s["labels"][1:] != -100).sum()) for s in samples)
-            for start in range(0, len(samples), 4):  # gradient accumulation
-                (compute_loss(model, collate(samples[start : start + 4]), "sum") / count).backward()
+            update = [samples[i] for i in order[first : first + UPDATE]]
+            count = sum(int((s["labels"][1:] != -100).sum()) for s in update)
+            for start in range(0, len(update), 4):  # gradient accumulation
+                (compute_loss(model, collate(update[start : start + 4]), "sum") / count).backward()
             optimizer.step()
             optimizer.zero_grad()
             weights.append(get_weights(model))
@@ -353,9 +344,9 @@ class SeededOrder(DistributedSampler[Any]):
 
 
 def make_loader(sampler: type[DistributedSampler[Any]], **settings: Any) -> ODBDataLoader:
-    data = Numbers(0, TRAINED)
-    options = {"token_budget": 64, "collate_fn": collate, "loss_reduction": "sum", "shard": "shared"} | settings
-    return ODBDataLoader(data, **nested(sampler=sampler(data, 1, 0, seed=7), update_samples=UPDATE, **options))
+    samples = Numbers(0, TRAINED)
+    options = {"token_budget": 64, "loss_reduction": "sum", "shard": "shared"} | settings
+    return data.make_loader(samples, sampler=sampler(samples, 1, 0, seed=7), update_samples=UPDATE, **options)
 
 
 def train(loader: ODBDataLoader, model: Any, optimizer: Any, updates: int) -> list[list[float]]:
@@ -378,9 +369,7 @@ def train_ours(rank: int, settings: dict[str, Any], fsdp: bool = False) -> list[
     weights: list[list[float]] = []
     state: Any = None
     for updates in (RESUMED, EPOCHS * UPDATES - RESUMED):  # saved in the second epoch, and continued by another loader
-        with make_loader(SeededOrder, **settings) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
+        with make_loader(SeededOrder, state=state, **settings) as loader:
             weights += train(loader, model, optimizer, updates)
             state = loader.state_dict()
     return weights
@@ -446,11 +435,9 @@ def test_the_weights_are_those_of_plain_training_whatever_ranks_go_on(
 
 def read_padded(rank: int, world_size: int, count: int, states: list[Any], updates: int) -> tuple[list[int], Any]:
     """Returns samples of some updates of a `DistributedSampler` with a replica for each rank, and the state after them."""
-    data, numbers = Numbers(0, count), list[int]()
-    sampler: Any = DistributedSampler(data, world_size, rank, seed=7)
-    with ODBDataLoader(data, token_budget=64, update_samples=UPDATE, sampler=sampler, collate_fn=collate) as loader:
-        if states:
-            loader.load_state_dict(states)
+    samples, numbers = Numbers(0, count), list[int]()
+    sampler: Any = DistributedSampler(samples, world_size, rank, seed=7)
+    with make_updates(samples, sampler=sampler, shuffle=False, state=states) as loader:
         for batch, info in loader.steps():
             numbers += batch["numbers"] if not info.is_idle else []
             if info.is_update_end and info.update + 1 == updates:

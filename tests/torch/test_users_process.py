@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,8 +21,9 @@ import torch
 from odb_ref.torch import ODBDataLoader, UsageError
 from odb_ref.torch.reading.collator import Made, OwnMemory
 from tests.helpers.capture import capture
+from tests.helpers.waiting import is_in_time
 from tests.torch import data
-from tests.torch.data import Numbers, read_numbers
+from tests.torch.data import Numbers, take
 from tests.torch.ranks import get_values, run_each, run_ranks
 
 make_loader = partial(data.make_loader, Numbers(0, 120), window=16)
@@ -120,8 +120,7 @@ def test_what_is_used_again_and_cannot_be_kept_is_refused_on_every_rank() -> Non
     """Most of an epoch's samples were lost before, and steps were told what belongs to others."""
 
     def read_reused(rank: int, function: Callable[[list[Any]], Any]) -> None:
-        with make_loader(collate_fn=function) as loader:
-            list(loader)
+        take(make_loader(collate_fn=function), list)
 
     locked, alias = run_each(2, read_reused, [(into_what_cannot_be_copied,), (into_an_alias,)])
     for results, message in (
@@ -229,18 +228,13 @@ def test_a_signal_that_the_user_does_not_handle_ends_the_loader_process() -> Non
 
 
 def test_ignored_ends_of_children_keep_no_thread_busy() -> None:
-    def read_with_ends_ignored(rank: int) -> list[str]:
+    def read_with_ends_ignored(rank: int) -> bool:
         """Runs in a separate process, in which Python can never learn that its children have ended."""
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        with make_loader(num_workers=1) as loader:
-            assert sorted(read_numbers(loader)) == list(range(120))
-        deadline = time.monotonic() + 10
-        while any(thread.name == "odb-reap" for thread in threading.enumerate()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return [thread.name for thread in threading.enumerate()]
+        assert sorted(take(make_loader(num_workers=1))) == list(range(120))
+        return is_in_time(lambda: not any(thread.name == "odb-reap" for thread in threading.enumerate()))
 
-    (names,) = get_values(run_ranks(1, read_with_ends_ignored))
-    assert "odb-reap" not in names
+    assert get_values(run_ranks(1, read_with_ends_ignored)) == [True]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -29,26 +29,20 @@ HUGE = 77
 """A sample larger than a whole window may be."""
 
 
-class Images(torch.utils.data.Dataset[Any]):
-    """Samples whose bytes have little to do with their tokens."""
+def make_image(index: int) -> dict[str, Any]:
+    """Returns a sample whose bytes have little to do with its tokens."""
+    size = 50_000 if index == HUGE else 100 + index * 7919 % 4000
+    return {"input_ids": torch.ones(1 + index % 13, dtype=torch.int64), "pixels": np.zeros(size, np.uint8), "n": index}
 
-    def __len__(self) -> int:
-        return SAMPLES
 
-    def __getitem__(self, index: int) -> Any:
-        size = 50_000 if index == HUGE else 100 + index * 7919 % 4000
-        return {
-            "input_ids": torch.ones(1 + index % 13, dtype=torch.int64),
-            "pixels": np.zeros(size, np.uint8),
-            "n": index,
-        }
+IMAGES = [make_image(index) for index in range(SAMPLES)]
 
 
 def combine(samples: list[Any]) -> list[int]:
     return [sample["n"] for sample in samples]
 
 
-make_loader = partial(data.make_loader, Images(), collate_fn=combine, shuffle=True, window=32, window_bytes=20_000)
+make_loader = partial(data.make_loader, IMAGES, collate_fn=combine, shuffle=True, window=32, window_bytes=20_000)
 
 
 def read(**options: Any) -> list[list[int]]:
@@ -78,7 +72,7 @@ def test_a_window_holds_no_more_than_it_may_but_for_one_sample(tmp_path: Path) -
         if record.event is not None and record.event["kind"] == "samples_read":
             event = decode_event(record.event)
             assert isinstance(event, SamplesRead)
-            held |= {sample.position: count_bytes(Images()[sample.id]) for sample in event.samples}
+            held |= {sample.position: count_bytes(IMAGES[sample.id]) for sample in event.samples}
             fulls += event.is_full
         for effect in record.effects:
             match effect:
