@@ -150,6 +150,14 @@ def test_places_go_on_with_those_of_a_round() -> None:
         assert [places.get_place(position) for position in range(9, 10 + count)] == [*range(40, 40 + count), 60]
 
 
+def test_places_of_an_order_that_has_ended_are_those_carried() -> None:
+    """Spec: R14.6. The draw is that of an earlier round, from which two samples are left."""
+    start = RoundStart(read_samples=9, carried=(5, 7), is_ended=True, draw=Draw(40, 5, 45))
+    places = Places.resume(start, (42, 44), ())
+    assert [places.get_place(position) for position in (5, 7)] == [42, 44]
+    assert [places.get_position(place) for place in (42, 44)] == [5, 7]
+
+
 def test_a_quarantine_counts_what_is_drawn() -> None:
     """Spec: R11.1, R14.4."""
     quarantine = Quarantine(lambda place: place, max_bad=9, total_samples=40, places=Places(is_drawn=True))
