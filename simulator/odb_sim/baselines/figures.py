@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from odb_ref.core.types import Mode
 from odb_sim.baselines.plans import RankBatches
+from odb_sim.engine.batches import measure_batches
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.loading import Workers
 from odb_sim.engine.metrics import RunRecord, StepRow, count_steps, sum_moves
@@ -33,31 +34,18 @@ class _Batches:
     real: Integers
     padded: Integers
     row_pairs: Seconds
-    """The sum of the squared lengths of the rows with padding, which is the cost of attention."""
 
 
 def _measure(workload: Workload, plans: list[RankBatches]) -> _Batches:
     steps = max(len(plan.starts) for plan in plans)
-    shape = (len(plans), steps)
-    samples, real, padded = (np.zeros(shape, dtype=np.int64) for _ in range(3))
-    row_pairs = np.zeros(shape)
+    samples = np.zeros((len(plans), steps), dtype=np.int64)
     for rank, plan in enumerate(plans):
-        batches = len(plan.starts)
-        if not batches:
-            continue
-        tokens = workload.tokens[plan.order]
-        counts = np.diff(plan.starts, append=len(plan.order))
-        sums = np.add.reduceat(tokens, plan.starts)
-        samples[rank, :batches] = counts
-        real[rank, :batches] = sums
-        if plan.is_packed:
-            padded[rank, :batches] = sums
-            row_pairs[rank, :batches] = np.add.reduceat(tokens.astype(np.float64) ** 2, plan.starts)
-        else:
-            longest = np.maximum.reduceat(tokens, plan.starts)
-            padded[rank, :batches] = counts * longest
-            row_pairs[rank, :batches] = counts * longest.astype(np.float64) ** 2
-    return _Batches(samples, real, padded, row_pairs)
+        samples[rank, : len(plan.starts)] = np.diff(plan.starts, append=len(plan.order))
+    figures = [
+        measure_batches(workload.tokens[plan.order], counts, plan.layout)
+        for plan, counts in zip(plans, samples, strict=True)
+    ]
+    return _Batches(samples, *map(np.stack, zip(*figures, strict=True)))
 
 
 def _count_steps(batches: _Batches, mode: Mode, quota_samples: int | None) -> int:

@@ -239,9 +239,12 @@ class Block:
             fill.add(self._first_rank, sizes, real, padded, self._workload.tokens[emitted])
         del emitted  # as large as the window
         self.rank_tokens += real.sum(axis=1)
-        pairs = runs.compute_squares(windows) if self._is_packed else real
-        compute_s = self._costs.compute_layout_s(self._config.layout, padded, runs.compute_longest(windows), pairs)
-        compute_s = compute_s * self._trainer_factors[:, None]
+        row_pairs = (
+            runs.compute_squares(windows)
+            if self._is_packed
+            else padded.astype(np.float64) * runs.compute_longest(windows)
+        )
+        compute_s = self._costs.compute_steps_s(padded, row_pairs) * self._trainer_factors[:, None]
         collate_s = self._costs.loader.compute_collate_s(
             np.full(len(padded), float(steps)),
             padded.sum(axis=1).astype(np.float64),

@@ -280,8 +280,7 @@ class Trainers:
     def _begin(self, delivered: Step) -> _Step:
         """Returns a new step, which a rank is the first to take."""
         batches = self._stage.shelf.take(delivered.number)
-        layout = self._ranks[0].machine.config.layout
-        costs_s = self._stage.costs.compute_layout_s(layout, batches.padded, batches.longest, batches.pairs)
+        costs_s = self._stage.costs.compute_steps_s(batches.padded, batches.row_pairs)
         (ends_update,) = self._accumulation.find_ends(
             batches.samples.sum(keepdims=True), batches.real.sum(keepdims=True)
         )

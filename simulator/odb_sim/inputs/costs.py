@@ -16,7 +16,6 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.offer import WIRE_SIZE
 
@@ -77,14 +76,11 @@ class GpuCost:
         for item in fields(self):
             _check_not_negative(self, item.name, getattr(self, item.name))
 
-    def compute_batches_s(self, padded_tokens: Seconds, longest: Seconds) -> Seconds:
-        """Returns the seconds for batches of ``padded_tokens`` tokens, whose longest samples have ``longest``."""
-        return np.maximum(self.floor_s, self.fixed_s + padded_tokens * (self.per_token_s + self.per_token2_s * longest))
-
     def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: Squares) -> Seconds:
-        """Returns the seconds for many batches at once. ``row_pairs`` sums the squared lengths of the rows with padding."""
-        seconds = self.fixed_s + self.per_token_s * padded_tokens + self.per_token2_s * row_pairs
-        return np.maximum(self.floor_s, seconds) if self.floor_s else seconds
+        """Returns the seconds for many batches at once. ``row_pairs`` sums the squared lengths of the rows with padding; where
+        each sample attends only to itself, the squared lengths of the samples.
+        """
+        return np.maximum(self.floor_s, self.fixed_s + self.per_token_s * padded_tokens + self.per_token2_s * row_pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,24 +329,10 @@ class Costs:
     fitted: FittedTo = field(default_factory=FittedTo)
     ranges: Ranges = ASSUMED
 
-    def compute_batches_s(self, padded_tokens: NDArray[np.int64], longest: NDArray[np.int64]) -> Seconds:
-        """Returns the seconds for many batches at once, without the step's collective. A batch of 0 tokens is an idle step."""
-        if not self.step_table.rows:
-            return self.gpu.compute_batches_s(padded_tokens.astype(np.float64), longest.astype(np.float64))
-        return self.compute_steps_s(padded_tokens, padded_tokens)
-
-    def compute_layout_s(
-        self, layout: Layout, tokens: NDArray[np.int64], longest: NDArray[np.int64], pairs: Squares
-    ) -> Seconds:
-        """Returns the seconds for many batches of a layout. ``pairs`` sums the squared lengths of their samples, which matters
-        for packed batches, where each sample attends only to itself.
-        """
-        if layout is Layout.PACKED:
-            return self.compute_steps_s(tokens, pairs)
-        return self.compute_batches_s(tokens, longest)
-
     def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: Squares) -> Seconds:
-        """Returns the seconds for many batches at once, with ``row_pairs`` as in `GpuCost.compute_steps_s`."""
+        """Returns the seconds for many batches at once, without the step's collective, with ``row_pairs`` as in
+        `GpuCost.compute_steps_s`. A batch of 0 tokens is an idle step.
+        """
         if not self.step_table.rows:
             return self.gpu.compute_steps_s(padded_tokens, row_pairs)
         distinct, places = np.unique(padded_tokens, return_inverse=True)
