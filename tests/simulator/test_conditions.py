@@ -255,8 +255,8 @@ def test_jitter_is_a_function_of_the_seed(policy: str) -> None:
 
 BAD = {
     "--fault": ["stop", "stop:1", "stop:x:1", "stop:1:x", "melt:1:1", "stop:1:1:1", "stop:9:1", "stop:1:-1"],
-    "--slow-rank": ["1", "1:x", "x:2", "1:0", "1:-2", "1:nan", "9:2", "-1:2"],
-    "--slow-loader": ["1:inf", "4:1"],
+    "--slow-rank": ["1", "1:x", "x:2", "1:0", "1:-2", "1:nan", "1:1e7", "9:2", "-1:2"],
+    "--slow-loader": ["1:inf", "0:1e308", "1:0", "4:1"],
     "--jitter": ["-1", "nan", "9", "x"],
     "--deadline": ["-1", "inf"],
     "--cost-model": ["/no/such/file.json"],
@@ -265,7 +265,8 @@ BAD = {
 
 @pytest.mark.parametrize(("option", "value"), [(option, value) for option, values in BAD.items() for value in values])
 def test_nonsense_is_refused_on_one_line(option: str, value: str, capfd: pytest.CaptureFixture[str]) -> None:
-    refuse(capfd, ["simulate", "gsm8k", "--ranks", "4", "--token-budget", "2048", f"{option}={value}"])
+    said = refuse(capfd, ["simulate", "gsm8k", "--ranks", "4", "--token-budget", "2048", f"{option}={value}"])
+    assert "at most 1,000,000" in said or value not in ("1:0", "1:-2", "1:nan", "1:1e7", "1:inf", "0:1e308")
 
 
 def test_a_baseline_cannot_be_told_of_a_fault() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 import pytest
 from odb_sim.inputs.costs import (
+    LARGEST_S,
     Algorithm,
     CollectiveCost,
     Costs,
@@ -34,7 +37,7 @@ def test_a_table_is_followed_between_below_and_above_its_rows() -> None:
     assert seconds.tolist() == [[0.25, *expected.values()], [0.25, *reversed(expected.values())]]
 
 
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 1e308, LARGEST_S * 1.01])
 @pytest.mark.parametrize(
     ("model", "names"),
     [
@@ -44,10 +47,13 @@ def test_a_table_is_followed_between_below_and_above_its_rows() -> None:
         (LoaderCost, ["sample_s", "per_token_s", "collate_step_s", "collate_per_token_s", "receive_sample_s"]),
     ],
 )
-def test_a_cost_is_a_number_of_at_least_0(model: type, names: list[str], value: float) -> None:
+def test_a_cost_is_a_number_of_at_least_0_and_at_most_a_day(model: type, names: list[str], value: float) -> None:
+    said = "is .*: more than a day" if LARGEST_S < value < inf else "must be a number of at least 0"
     for name in names:
-        with pytest.raises(UsageError, match=rf"{model.__name__}\.{name} must be a number of at least 0"):
+        with pytest.raises(UsageError, match=rf"{model.__name__}\.{name} {said}"):
             model(**{name: value})
+    with pytest.raises(UsageError, match=r"StepTable\.rows: row 2 is"):
+        StepTable(rows=((1, 0.1), (2, value)))
 
 
 def test_a_reduction_grows_with_the_logarithm_and_a_gathering_with_the_ranks() -> None:
