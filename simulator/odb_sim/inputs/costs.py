@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from odb_ref.core.batching.cost import TOKENS, Cost, make_attention_cost
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.offer import WIRE_SIZE
 
@@ -26,6 +27,8 @@ Number = TypeVar("Number", float, NDArray[np.float64])
 """One quantity or many at once, priced by the same formula."""
 LARGEST_S: Final = 86_400.0
 """The greatest single cost, a day."""
+_MOST_EQUAL: Final = 1e12
+"""In a sample of this many tokens attention takes no time that shows."""
 _INTEGER_BYTES = 8
 _COUNT_INTEGERS = 3  # samples, tokens, supervised tokens
 _REPORT_BYTES = 1024
@@ -328,6 +331,13 @@ class Costs:
     step_table: StepTable = field(default_factory=StepTable)
     fitted: FittedTo = field(default_factory=FittedTo)
     ranges: Ranges = ASSUMED
+
+    @property
+    def balance(self) -> Cost:
+        """The cost to balance by: tokens, with the time of attention if these numbers tell it."""
+        gpu = self.gpu
+        equal = gpu.per_token_s / gpu.per_token2_s if gpu.per_token2_s and not self.step_table.rows else 0.0
+        return make_attention_cost(round(equal)) if 1 <= equal < _MOST_EQUAL else TOKENS
 
     def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: Squares) -> Seconds:
         """Returns the seconds for many batches at once, without the step's collective, with ``row_pairs`` as in

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from odb_ref.core.batching.cost import TOKENS, Cost, make_attention_cost
+from odb_ref.core.batching.cost import Cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
 from odb_ref.plan.outcome import Plan
@@ -71,14 +71,6 @@ class WaysToDivide:
     def left_s(self) -> float:
         """The seconds of a step above the bound that are left then. A perfect plan, if there is one, would save them."""
         return self.dealt.step_s - self.bound_s
-
-
-def choose_balance(costs: Costs) -> Cost:
-    """Returns the cost to balance by: tokens, with the time of attention according to the cost model."""
-    gpu = costs.gpu
-    if costs.step_table.rows or not gpu.per_token2_s or gpu.per_token_s < gpu.per_token2_s:
-        return TOKENS
-    return make_attention_cost(round(gpu.per_token_s / gpu.per_token2_s))
 
 
 def divide(
