@@ -20,6 +20,7 @@ from odb_sim.engine.metrics import RunRecord, StepRow, count_steps, sum_moves
 from odb_sim.engine.stage import Epoch
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.updates import Accumulation, compute_mean
+from odb_sim.inputs.conditions import list_factors
 from odb_sim.inputs.costs import Seconds
 from odb_sim.inputs.lengths import Integers
 
@@ -128,12 +129,8 @@ def simulate_plan(
 
 def _stretch(seconds: Seconds, slow: tuple[tuple[int, float], ...], jitter: float, seed: int) -> Seconds:
     """Returns ``seconds``, of shape (ranks, steps), with slow ranks and jitter applied."""
-    factors = np.ones((len(seconds), 1))
-    for rank, factor in slow:
-        factors[rank] = factor
-    if jitter:
-        return seconds * factors * np.random.default_rng(seed).lognormal(0, jitter, seconds.shape)
-    return seconds * factors
+    slower = seconds * list_factors(slow, range(len(seconds)))[:, None]
+    return slower * np.random.default_rng(seed).lognormal(0, jitter, seconds.shape) if jitter else slower
 
 
 def _count_queued(loaded_s: Seconds, taken_s: Seconds, most: int) -> Integers:

@@ -18,13 +18,14 @@ from odb_sim.inputs.lengths import Integers
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Some batches: figures for each, all 0 if it is idle, and the samples' ids and positions, batch after batch."""
+    """Some batches: figures for each, all 0 if it is idle, and the samples' lengths, ids and positions, batch after batch."""
 
     samples: Integers
     real: Integers
     padded: Integers
     row_pairs: Seconds
     """The sum of the squared lengths of the rows with padding, which is the cost of attention; packed, of the samples."""
+    lengths: Integers
     ids: Integers
     positions: Integers
 
@@ -36,7 +37,7 @@ def count_batches(groups: Sequence[Group], layout: Layout = Layout.PADDED) -> Ba
     lengths = np.fromiter([sample.length for sample in samples], np.int64, len(samples))
     ids = np.fromiter([sample.id for sample in samples], np.int64, len(samples))
     positions = np.fromiter([sample.position for sample in samples], np.int64, len(samples))
-    return Batches(counts, *measure_batches(lengths, counts, layout), ids, positions)
+    return Batches(counts, *measure_batches(lengths, counts, layout), lengths, ids, positions)
 
 
 def measure_batches(lengths: Integers, counts: Integers, layout: Layout) -> tuple[Integers, Integers, Seconds]:
@@ -70,11 +71,12 @@ def _line_up(collated: Sequence[Batches]) -> Iterator[Batches]:
     )
     steps, ranks = counts.shape
     order = np.argsort(np.repeat(np.tile(np.arange(steps), ranks), counts.T.ravel()), kind="stable")
+    lengths = np.concatenate([batches.lengths for batches in collated])[order]
     ids = np.concatenate([batches.ids for batches in collated])[order]
     positions = np.concatenate([batches.positions for batches in collated])[order]
     ends = np.concatenate(([0], np.cumsum(counts.sum(axis=1)))).tolist()
     for column, (begin, end) in zip(columns, pairwise(ends), strict=True):
-        yield Batches(*column, ids[begin:end], positions[begin:end])
+        yield Batches(*column, lengths[begin:end], ids[begin:end], positions[begin:end])
 
 
 class Shelf:

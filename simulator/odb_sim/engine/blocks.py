@@ -45,7 +45,7 @@ from odb_ref.core.resume import RoundStart
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.loading import OrderReader, WindowReader
 from odb_sim.engine.metrics import StepSums, count_steps, merge_sums, sum_moves
-from odb_sim.inputs.conditions import Conditions
+from odb_sim.inputs.conditions import Conditions, list_factors
 from odb_sim.inputs.costs import Costs, Seconds
 from odb_sim.inputs.lengths import Integers
 from odb_sim.inputs.workload import Workload
@@ -99,8 +99,8 @@ class Block:
         offsets = workload.offsets[ranks.start : ranks.stop]
         self._ends = workload.offsets[ranks.start + 1 : ranks.stop + 1]
         """Where in the workload each rank's own shard ends."""
-        self._trainer_factors = _list_factors(conditions.slow_ranks, ranks)
-        self._loader_factors = _list_factors(conditions.slow_loaders, ranks)
+        self._trainer_factors = list_factors(conditions.slow_ranks, ranks)
+        self._loader_factors = list_factors(conditions.slow_loaders, ranks)
         own = [starts[rank] if starts else RoundStart() for rank in ranks]
         self._known = offsets + np.array([start.read_samples for start in own])
         """The place below which each rank has read all its samples. A mark is such a place."""
@@ -283,12 +283,3 @@ class Block:
             raise InvariantError("ONCE", "a sample is emitted twice")
         self._seen[ids] = True
         return ids
-
-
-def _list_factors(slow: tuple[tuple[int, float], ...], ranks: range) -> Seconds:
-    """Returns the factor by which each of ``ranks`` takes longer."""
-    factors = np.ones(len(ranks))
-    for rank, factor in slow:
-        if rank in ranks:
-            factors[rank - ranks.start] = factor
-    return factors

@@ -206,7 +206,7 @@ class Trainers:
         for rank in others:
             if fault.kind is FaultKind.KILL and rank.outcome is None:
                 rank.handle(PeerLost(fault.rank, fault.cause))
-        for number in self._held - self._departed:
+        for number in sorted(self._held - self._departed):
             stage.env.process(self._give_up(number))
 
     def _hold(self, rank: int) -> None:
@@ -325,7 +325,7 @@ class Trainers:
             batches, ready_s = step.batches, np.zeros(takers)
             ready_s[step.takers] = step.ready_s
             figures = (batches.samples[:, None], batches.real[:, None], batches.padded[:, None])
-            stage.fill.add(0, *figures, stage.find_lengths(batches.ids))
+            stage.fill.add(0, *figures, batches.lengths)
             stage.fill.end(step.round, ready_s[:, None], np.array([step.is_end]))
         if self._on_progress is not None:
             self._on_progress(stage.recorder.samples_emitted)

@@ -24,14 +24,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from odb_ref.core.config import Config
-from odb_ref.core.effects import (
-    Effect,
-    Outcome,
-    OutcomeKind,
-)
+from odb_ref.core.effects import Effect, Outcome, OutcomeKind
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import Event
-from odb_ref.core.exchange import Answer
 from odb_ref.core.machine import Machine
 from odb_ref.core.resume import Resumed
 from odb_sim.engine.exchange import SimulatedExchange
@@ -72,7 +67,7 @@ class SimulatedWorld:
             self.stage.env,
             epoch.costs.network,
             ranks,
-            answer=self._answer,
+            answer=lambda rank, answer: self.ranks[rank].answer(answer),
             stretch=self.stage.stretch if epoch.conditions.jitter else None,
         )
         self.ranks: list[Rank] = []
@@ -137,9 +132,6 @@ class SimulatedWorld:
 
     def _notice(self, rank: int) -> None:
         self.trainers.notice(rank)
-
-    def _answer(self, rank: int, answer: Answer) -> None:
-        self.ranks[rank].answer(answer)
 
 
 @contextmanager
