@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -183,7 +184,7 @@ def test_lines_that_no_agreement_led_to_are_said(tmp_path: Path, few: None) -> N
         "class Rule:\n    name = 'mine'\n    def compute_target(self, a):\n        if a.round_max == 2**40 + 1:\n"
         "            return a.samples_max\n        return max(1, a.due_max)\n"
     )
-    with RuleProcesses(f"{path}:Rule") as rule:
+    with closing(RuleProcesses(f"{path}:Rule")) as rule:
         assert not next(verify(rule, f"{path}:Rule")).findings
         assert "lines of the rule that no agreement led to: 5" in list_not_looked_at(rule)
 
@@ -253,7 +254,7 @@ def test_what_a_rule_comes_to_keep_in_the_worlds_refutes_it_too(
         "class Rule:\n    name, n = 'mine', 0\n    def compute_target(self, a):\n        if a.samples_max > 1: self.n += 1\n"
         "        return a.samples_max\n"
     )
-    with RuleProcesses(f"{path}:Rule") as rule:
+    with closing(RuleProcesses(f"{path}:Rule")) as rule:
         done = {stage.name: stage.findings for stage in verify(rule, f"{path}:Rule")}
     assert [name for name, findings in done.items() if findings] == ["simulation"]
     (found,) = done["simulation"]

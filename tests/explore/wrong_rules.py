@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from textwrap import indent
 
@@ -325,7 +326,7 @@ def find(text: str, *, file: str = "rule.py") -> tuple[str, Finding | None]:
         path = Path(folder) / file
         path.write_text(text, encoding="utf-8")
         name = f"{path}:Rule"
-        with RuleProcesses(name, limit_s=0.5) as rule:
+        with closing(RuleProcesses(name, limit_s=0.5)) as rule:
             for stage in verify(rule, name):
                 if stage.findings:
                     return stage.name, stage.findings[0]

@@ -11,12 +11,19 @@ from tests.helpers.browser import Tab, find_browser, open_browser
 
 
 @pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+def open_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     """Yields a browser tab that all tests of a file share."""
     if find_browser() is None:
         pytest.skip("there is no Chromium here")
     with open_browser(tmp_path_factory.mktemp("browser")) as browser:
         yield browser.make_tab()
+
+
+@pytest.fixture
+def tab(open_tab: Tab) -> Iterator[Tab]:
+    """Yields a browser tab, of which no page of the test may complain."""
+    yield open_tab
+    assert open_tab.list_complaints() == []
 
 
 @pytest.fixture(autouse=True)

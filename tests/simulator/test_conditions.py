@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,14 +19,14 @@ from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.conditions import Conditions, Fault, FaultKind
 from odb_sim.inputs.costs import CollectiveCost, Costs, GpuCost, LoaderCost, NetworkCost, PricedTransport
 from odb_sim.inputs.lengths import load_lengths
-from odb_sim.inputs.workload import build_workload
+from odb_sim.inputs.workload import Workload, build_workload
 from odb_sim.studies.runs import Run, run
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.effects import Deliver, Effect, OutcomeKind
 from odb_ref.core.errors import UsageError
-from odb_ref.core.events import Event
+from odb_ref.core.events import ConsumerStopped, Event, StepTaken
 from tests.helpers.commands import get_figures, refuse
 from tests.helpers.effort import few
 from tests.simulator.test_rounds import draw_run
@@ -34,16 +35,22 @@ Batches = dict[int, list[tuple[int, ...]]]
 load_once = cache(load_lengths)
 
 
-def simulate(what: Run) -> tuple[Summary, Batches]:
-    """Returns the figures, and the positions of every delivered step of every rank."""
+def simulate(what: Run) -> tuple[Summary, Batches, dict[int, int]]:
+    """Returns the figures, the positions of every delivered step of every rank, and how many steps each consumer that left had
+    taken.
+    """
     batches: Batches = defaultdict(list)
+    taken, left = Counter[int](), dict[int, int]()
 
     def observe(rank: int, event: Event | None, effects: Sequence[Effect], time_s: float) -> None:
+        taken[rank] += isinstance(event, StepTaken)
+        if isinstance(event, ConsumerStopped):
+            left.setdefault(rank, taken[rank])
         for effect in effects:
             if isinstance(effect, Deliver):
                 batches[rank].append(tuple(sample.position for sample in effect.step.group))
 
-    return run(what, observer=observe).summary, batches
+    return run(what, observer=observe).summary, batches, left
 
 
 RUNS = draw_run().filter(lambda what: what.order is not StepOrder.SHUFFLED)
@@ -74,9 +81,9 @@ def conditions(faults: st.SearchStrategy[tuple[Fault, ...]]) -> st.SearchStrateg
 @settings(max_examples=few(150), deadline=None)
 @given(what=RUNS, costs=costs(), conditions=conditions(st.just(())), depth=st.integers(1, 4), seed=st.integers(0, 9))
 def test_timing_never_changes_a_batch(what: Run, costs: Costs, conditions: Conditions, depth: int, seed: int) -> None:
-    summary, batches = simulate(what)
+    summary, batches, _ = simulate(what)
     other = replace(what, costs=costs, conditions=conditions, depth_steps=depth, seed=seed)
-    other_summary, other_batches = simulate(other)
+    other_summary, other_batches, _ = simulate(other)
     assert batches == other_batches
     assert summary.critical_tokens == other_summary.critical_tokens
     assert summary.samples_emitted == summary.samples_unique == sum(len(b) for own in batches.values() for b in own)
@@ -93,18 +100,76 @@ faults = st.tuples(st.builds(Fault, st.sampled_from(list(FaultKind)), st.just(0)
 def test_a_fault_ends_every_rank_alike_and_changes_no_earlier_batch(
     what: Run, costs: Costs, conditions: Conditions
 ) -> None:
-    _, steady = simulate(what)
-    summary, batches = simulate(replace(what, costs=costs, conditions=conditions))
+    _, steady, _ = simulate(what)
+    summary, batches, left = simulate(replace(what, costs=costs, conditions=conditions))
+    (fault,) = conditions.faults
     for rank, own in batches.items():
         assert own == steady[rank][: len(own)]
     assert summary.samples_emitted == summary.samples_unique
     assert summary.steps <= len(steady[0])
     if summary.outcome not in (OutcomeKind.COMPLETE, "short"):
-        assert summary.outcome_rank == 0
+        # A trainer that gives up while its loader still reads is the first that an agreement knows of.
+        assert summary.outcome_rank == 0 or (fault.kind is FaultKind.STOP and summary.outcome_rank in left)
         assert summary.outcome_cause
+    assert all(steps > fault.at for rank, steps in left.items() if rank), "only a trainer that is held gives up"
     if summary.abort_s is None:
         assert summary.steps == len(steady[0]), "the run ended before the fault"
         assert summary.outcome in (OutcomeKind.COMPLETE, "short")
+
+
+def build_shards(sizes: Sequence[int], seed: int) -> Workload:
+    """Returns shards of these sizes, with samples of 1 to 3 tokens."""
+    ids = np.arange(sum(sizes))
+    tokens = np.random.default_rng(seed).integers(1, 4, len(ids))
+    return Workload("drawn", ids, tokens, tokens, np.zeros((len(ids), 0), dtype=np.int64), np.cumsum([0, *sizes]))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 21, 29])
+def test_a_stop_names_the_rank_that_left_however_long_the_others_still_load(seed: int) -> None:
+    """They wait for data at the deadline, and not in a collective, so that none of them gives up then."""
+    what = Run(
+        workload=build_shards([3, 6, 12], seed),
+        policy="odb",
+        budget_tokens=19,
+        window_samples=2,
+        depth_steps=1,
+        max_age_rounds=1,
+        ramp_rounds=3,
+        order=StepOrder.SAMPLER,
+        seed=seed,
+        costs=Costs(
+            gpu=GpuCost(fixed_s=0.0, per_token_s=0.0),
+            collective=CollectiveCost(fixed_s=0.0, transfer_s=10.0),
+            network=NetworkCost(alpha_s=0.0),
+            loader=LoaderCost(workers=1, sample_s=0.0, collate_step_s=10.0),
+        ),
+        conditions=Conditions(jitter=1.5, faults=(Fault(FaultKind.STOP, 0, 6),)),
+    )
+    summary, _, left = simulate(what)
+    assert (summary.outcome, summary.outcome_rank) == (OutcomeKind.STOPPED, 0)
+    assert summary.abort_s is not None
+    assert summary.abort_s > what.conditions.deadline_s
+    assert {rank for rank, steps in left.items() if steps == 6} == {0}, (
+        "the others are in the collective when they give up"
+    )
+
+
+def test_a_rank_that_hears_the_last_answer_before_the_deadline_has_lost_its_peer_like_the_others() -> None:
+    """Its loader ends in order, but its trainer waits for the rank that is gone."""
+    shards = build_shards([0, 0, 0, 18], 0)
+    what = Run(workload=shards, policy="odb", budget_tokens=1, window_samples=17, depth_steps=1, ramp_rounds=0)
+    costs = Costs(
+        gpu=GpuCost(fixed_s=0.0, per_token_s=1.0),
+        collective=CollectiveCost(fixed_s=0.0, transfer_s=0.0),
+        network=NetworkCost(alpha_s=10.0),
+        loader=LoaderCost(workers=1, sample_s=0.0, collate_step_s=0.0),
+    )
+    outcomes = set()
+    for seed in range(10):
+        conditions = Conditions(jitter=1.5, faults=(Fault(FaultKind.KILL, 0, 17),))
+        summary = run(replace(what, costs=costs, conditions=conditions, seed=seed)).summary
+        outcomes.add((summary.outcome, summary.outcome_rank, summary.outcome_cause))
+    assert outcomes == {(OutcomeKind.LOST, 0, "kill fault at 17")}
 
 
 def test_an_answer_that_comes_after_the_deadline_is_not_heard() -> None:
@@ -118,6 +183,26 @@ def test_an_answer_that_comes_after_the_deadline_is_not_heard() -> None:
         what = replace(what, costs=late, conditions=Conditions(jitter=1.5, faults=faults))
         outcomes.add(run(what).summary.outcome)
     assert outcomes == {OutcomeKind.LOST}
+
+
+@pytest.mark.parametrize("slowness", [1.0, 3000.0])
+@pytest.mark.parametrize("each_step", [False, True])
+def test_an_update_that_a_failure_cuts_short_does_not_end(each_step: bool, slowness: float) -> None:
+    """The ranks do not meet in a collective, however late they learn of the failure."""
+    what = Run(
+        workload=build_workload(load_once("gsm8k"), ranks=2, samples=1000),
+        policy="odb",
+        budget_tokens=2048,
+        window_samples=32,
+        global_batch=GlobalBatch(tokens=300_000),
+        costs=Costs(collective=CollectiveCost(each_step=each_step)),
+        conditions=Conditions(slow_loaders=((0, slowness),), faults=(Fault(FaultKind.READ, 0, 100),)),
+    )
+    result = run(what)
+    assert (result.summary.outcome, result.summary.outcome_rank) == (OutcomeKind.FAILED, 0)
+    assert result.summary.steps > 0
+    assert result.summary.updates == 0
+    assert not any(row.collective_s for row in result.rows)
 
 
 KINDS = {
@@ -170,8 +255,8 @@ def test_jitter_is_a_function_of_the_seed(policy: str) -> None:
 
 BAD = {
     "--fault": ["stop", "stop:1", "stop:x:1", "stop:1:x", "melt:1:1", "stop:1:1:1", "stop:9:1", "stop:1:-1"],
-    "--slow-rank": ["1", "1:x", "x:2", "1:0", "1:-2", "1:nan", "9:2", "-1:2"],
-    "--slow-loader": ["1:inf", "4:1"],
+    "--slow-rank": ["1", "1:x", "x:2", "1:0", "1:-2", "1:nan", "1:1e7", "9:2", "-1:2"],
+    "--slow-loader": ["1:inf", "0:1e308", "1:0", "4:1"],
     "--jitter": ["-1", "nan", "9", "x"],
     "--deadline": ["-1", "inf"],
     "--cost-model": ["/no/such/file.json"],
@@ -180,7 +265,8 @@ BAD = {
 
 @pytest.mark.parametrize(("option", "value"), [(option, value) for option, values in BAD.items() for value in values])
 def test_nonsense_is_refused_on_one_line(option: str, value: str, capfd: pytest.CaptureFixture[str]) -> None:
-    refuse(capfd, ["simulate", "gsm8k", "--ranks", "4", "--token-budget", "2048", f"{option}={value}"])
+    said = refuse(capfd, ["simulate", "gsm8k", "--ranks", "4", "--token-budget", "2048", f"{option}={value}"])
+    assert "at most 1,000,000" in said or value not in ("1:0", "1:-2", "1:nan", "1:1e7", "1:inf", "0:1e308")
 
 
 def test_a_baseline_cannot_be_told_of_a_fault() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from odb_sim.inputs.costs import NO_COLLECTIVE, CollectiveCost, Costs, GpuCost, StepTable
 from odb_sim.inputs.lengths import Lengths
-from odb_sim.studies.micro_batches import WaysToDivide, choose_balance, divide
+from odb_sim.studies.micro_batches import WaysToDivide, divide
 
 from odb_ref.core.batching.cost import TOKENS
 from odb_ref.plan.terms import Options
@@ -140,8 +140,8 @@ def test_several_steps_are_averaged_and_what_is_left_over_is_left_out() -> None:
 
 
 def test_what_is_balanced_follows_the_cost_model() -> None:
-    assert choose_balance(Costs()).name == "attention/60000"
-    assert choose_balance(PLAIN) == TOKENS
+    assert Costs().balance.name == "attention/60000"
+    assert PLAIN.balance == TOKENS
 
 
 def test_groups_that_staying_splits_are_counted_and_no_loss_is_called_a_saving(

@@ -120,7 +120,9 @@ def test_a_small_micro_batch_takes_as_long_as_its_kernels_take_to_launch() -> No
     assert launch_s < job.constants["launch_s"].high
     gpu = job.price(job.values | {"launch_s": launch_s}).gpu
     for rows, longest, seconds in ((2, 256, 0.0761), (4, 512, 0.0699), (4, 1024, 0.0739)):
-        assert gpu.compute_batches_s(rows * longest, longest) == pytest.approx(seconds, rel=0.1)
+        assert gpu.compute_steps_s(np.array(rows * longest), np.array(rows * longest**2)) == pytest.approx(
+            seconds, rel=0.1
+        )
 
 
 def test_computing_again_takes_longer_and_holds_more() -> None:
@@ -183,8 +185,9 @@ def build_measured(row: dict[str, str]) -> TrainingJob:
 def predict(job: TrainingJob, row: dict[str, str], values: dict[str, float]) -> float:
     """Returns the seconds of an update on fixed lengths."""
     costs, batches = job.price(values), int(row["accumulation"])
-    tokens, length = np.array(float(row["batch"]) * float(row["length"])), np.array(float(row["length"]))
-    return float(batches * costs.gpu.compute_batches_s(tokens, length)) + costs.collective.compute_s(job.gpus)
+    rows, length = int(row["batch"]), int(row["length"])
+    update_s = batches * costs.gpu.compute_steps_s(np.array(rows * length), np.array(rows * length**2))
+    return float(update_s) + costs.collective.compute_s(job.gpus)
 
 
 @pytest.mark.parametrize("gpu", ["h100", "a100"])

@@ -62,8 +62,8 @@ class TrainerEach:
                 yield self._news[number]
             step = rank.queue.popleft()
             rank.handle(StepTaken())
-            longest = step.group[0].length if step.group else 0
-            yield world.stage.env.timeout(world.stage.costs.gpu.compute_batches_s(len(step.group) * longest, longest))
+            rows, longest = len(step.group), step.group[0].length if step.group else 0
+            yield world.stage.env.timeout(world.stage.costs.gpu.compute_steps_s(rows * longest, rows * longest**2))
             self._arrived += 1
             meeting = self._all_arrived
             if self._arrived == len(world.ranks):

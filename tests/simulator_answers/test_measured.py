@@ -132,8 +132,8 @@ def test_steps_of_other_sizes_lie_within_the_error_that_it_states(tmp_path: Path
         _, low, high = made.costs.ranges.rows[-1]
         random = np.random.default_rng(100 + seed)
         for rows, longest in ((3, 512), (6, 2048), (2, 3000), (8, 700)):
-            tokens = float(rows * longest)
-            predicted = float(made.costs.gpu.compute_batches_s(np.array(tokens), np.array(float(longest))))
+            tokens = rows * longest
+            predicted = float(made.costs.gpu.compute_steps_s(np.array(tokens), np.array(tokens * longest)))
             true = (FIXED_S + tokens * (TOKEN_S + PAIR_S * longest)) * random.lognormal(0, noise)
             inside.append(predicted * low <= true <= predicted * high)
     assert np.mean(inside) >= 0.8

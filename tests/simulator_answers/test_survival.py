@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Executor, Future
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from threading import Timer
@@ -134,7 +135,10 @@ def test_a_cluster_that_is_gone_ends_the_study_and_what_is_done_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("odb_sim.studies.cells._LOOK_EVERY_S", 0.01)
-    with Store(tmp_path) as store, pytest.raises(UsageError, match="gone; 1 of 4 simulations are kept, and the same"):
+    with (
+        closing(Store(tmp_path)) as store,
+        pytest.raises(UsageError, match="gone; 1 of 4 simulations are kept, and the same"),
+    ):
         run_grid(STUDY, POINTS, Runner(Vanishing(), store))
     assert len((tmp_path / FILE).read_text().splitlines()) == 1
     with pytest.raises(UsageError, match="1 of 4 simulations are lost"):

@@ -7,69 +7,37 @@ a plain DataLoader for each rank, whose workers read and collate the batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from odb_ref.core.types import Mode
 from odb_sim.baselines.plans import RankBatches
+from odb_sim.engine.batches import measure_batches
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.loading import Workers
 from odb_sim.engine.metrics import RunRecord, StepRow, count_steps, sum_moves
 from odb_sim.engine.stage import Epoch
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.updates import Accumulation, compute_mean
+from odb_sim.inputs.conditions import list_factors
 from odb_sim.inputs.costs import Seconds
 from odb_sim.inputs.lengths import Integers
-from odb_sim.inputs.workload import Workload
 
 
-@dataclass(frozen=True, slots=True)
-class _Batches:
-    """Figures of every batch, in arrays of shape (ranks, steps). A rank without a batch in a step has zeros."""
+def _count_samples(plans: Sequence[RankBatches], mode: Mode, quota_samples: int | None) -> Integers:
+    """Returns the samples of each batch of the steps taken, in shape (ranks, steps). A rank without a batch in a step has 0.
 
-    samples: Integers
-    real: Integers
-    padded: Integers
-    row_pairs: Seconds
-    """The sum of the squared lengths of the rows with padding, which is the cost of attention."""
-
-
-def _measure(workload: Workload, plans: list[RankBatches]) -> _Batches:
-    steps = max(len(plan.starts) for plan in plans)
-    shape = (len(plans), steps)
-    samples, real, padded = (np.zeros(shape, dtype=np.int64) for _ in range(3))
-    row_pairs = np.zeros(shape)
+    Join mode takes all steps; quota mode stops at the quota, or before a rank would idle.
+    """
+    samples: Integers = np.zeros((len(plans), max(len(plan.starts) for plan in plans)), dtype=np.int64)
     for rank, plan in enumerate(plans):
-        batches = len(plan.starts)
-        if not batches:
-            continue
-        tokens = workload.tokens[plan.order]
-        counts = np.diff(plan.starts, append=len(plan.order))
-        sums = np.add.reduceat(tokens, plan.starts)
-        samples[rank, :batches] = counts
-        real[rank, :batches] = sums
-        if plan.is_packed:
-            padded[rank, :batches] = sums
-            row_pairs[rank, :batches] = np.add.reduceat(tokens.astype(np.float64) ** 2, plan.starts)
-        else:
-            longest = np.maximum.reduceat(tokens, plan.starts)
-            padded[rank, :batches] = counts * longest
-            row_pairs[rank, :batches] = counts * longest.astype(np.float64) ** 2
-    return _Batches(samples, real, padded, row_pairs)
-
-
-def _count_steps(batches: _Batches, mode: Mode, quota_samples: int | None) -> int:
-    """Returns the number of steps taken. Join mode takes all; quota mode stops at the quota, or before a rank would idle."""
-    steps = int(batches.samples.shape[1])
-    if mode is Mode.JOIN:
-        return steps
-    steps = int((batches.samples > 0).all(axis=0).sum())
-    if quota_samples is not None:
-        emitted = np.cumsum(batches.samples.sum(axis=0))
-        steps = min(steps, int(np.searchsorted(emitted, quota_samples)) + 1)
-    return steps
+        samples[rank, : len(plan.starts)] = np.diff(plan.starts, append=len(plan.order))
+    if mode is Mode.QUOTA:
+        samples = samples[:, : int((samples > 0).all(axis=0).sum())]
+        if quota_samples is not None:
+            samples = samples[:, : int(np.searchsorted(np.cumsum(samples.sum(axis=0)), quota_samples)) + 1]
+    return samples
 
 
 def simulate_plan(
@@ -85,50 +53,52 @@ def simulate_plan(
     Each rank has a plain DataLoader, as described in `odb_sim.engine.loading`.
     """
     workload, costs, conditions, seed = epoch.workload, epoch.costs, epoch.conditions, epoch.seed
-    batches = _measure(workload, plans)
-    steps, ranks = _count_steps(batches, epoch.mode, epoch.quota_samples), len(plans)
-    compute_s = costs.compute_steps_s(batches.padded, batches.row_pairs)
-    compute_s = _stretch(compute_s, conditions.slow_ranks, conditions.jitter, seed)
-    load_s = costs.loader.compute_plain_s(batches.samples, batches.real, batches.padded)
+    samples = _count_samples(plans, epoch.mode, epoch.quota_samples)
+    ranks, steps = samples.shape
+    orders = [plan.order[: own.sum()] for plan, own in zip(plans, samples, strict=True)]
+    measured = [
+        measure_batches(workload.tokens[order], own, plan.layout)
+        for plan, order, own in zip(plans, orders, samples, strict=True)
+    ]
+    real, padded, row_pairs = map(np.stack, zip(*measured, strict=True))
+    compute_s = _stretch(costs.compute_steps_s(padded, row_pairs), conditions.slow_ranks, conditions.jitter, seed)
+    load_s = costs.loader.compute_plain_s(samples, real, padded)
     load_s = _stretch(load_s, conditions.slow_loaders, conditions.jitter, seed + 1)
     loaders = [Workers(costs.loader) for _ in plans]
     sync_s = costs.collective.compute_s(ranks)
-    loaded_s, taken_s = np.zeros((ranks, steps)), np.zeros((ranks, steps))
-    taken = batches.samples[:, :steps].sum(axis=0), batches.real[:, :steps].sum(axis=0)
-    ends_update = Accumulation(epoch.global_batch).find_ends(*taken)
+    ends_update = Accumulation(epoch.global_batch).find_ends(samples.sum(axis=0), real.sum(axis=0))
     ends_update[-1:] = True
-    begun_s, done_s = np.zeros((ranks, steps)), np.zeros((ranks, steps))
-    ended_s = np.zeros((ranks, steps))
+    begun_s, loaded_s, taken_s, done_s, ended_s = (np.zeros((ranks, steps)) for _ in range(5))
     free_s, emitted = np.zeros(ranks), 0
     for step in range(steps):
         begun_s[:, step] = free_s
         for rank, (seconds, asked_s) in enumerate(zip(load_s[:, step].tolist(), free_s.tolist(), strict=True)):
             # A rank that has run dry takes nothing from its loader.
             loader = loaders[rank]
-            has_batch = batches.samples[rank, step] > 0
+            has_batch = samples[rank, step] > 0
             taken_s[rank, step] = loader.take(seconds, asked_s) if has_batch else asked_s
             loaded_s[rank, step] = loader.done_s if has_batch else asked_s
         done_s[:, step] = free_s = taken_s[:, step] + compute_s[:, step]
         if ends_update[step] or costs.collective.each_step:
             free_s = np.full(ranks, float(free_s.max()) + sync_s * float(ends_update[step]))
         ended_s[:, step] = free_s
-        emitted += int(batches.samples[:, step].sum())
+        emitted += int(samples[:, step].sum())
         if on_progress is not None:
             on_progress(emitted)
     # A batch that is ready early still waits for those before it.
     loaded_s = np.maximum.accumulate(loaded_s, axis=1)
     if timeline is not None:
-        is_idle = batches.samples[:, :steps] == 0
         moments_s = (begun_s, loaded_s, taken_s, done_s, ended_s)
-        _add_spans(timeline, moments_s, np.where(ends_update, sync_s, 0.0), is_idle)
+        _add_spans(timeline, moments_s, np.where(ends_update, sync_s, 0.0), samples == 0)
+    trained = np.concatenate(orders)
     if fill is not None:
-        shown = (batches.samples[:, :steps], batches.real[:, :steps], batches.padded[:, :steps])
-        ends = [plan.starts[steps] if steps < len(plan.starts) else len(plan.order) for plan in plans]
-        orders = [plan.order[:end] for plan, end in zip(plans, ends, strict=True)]
-        fill.add(0, *shown, workload.tokens[np.concatenate(orders)])
+        fill.add(0, samples, real, padded, workload.tokens[trained])
         fill.end(0, done_s, ends_update)
+    # A sample is moved from its place in the shard it comes from.
+    positions = trained - workload.offsets[np.searchsorted(workload.offsets, trained, side="right") - 1]
+    before = np.cumsum(samples, axis=1) - samples
     queued = _count_queued(loaded_s, taken_s, costs.loader.workers * costs.loader.prefetch_factor)
-    sums = count_steps(batches.samples, batches.real, batches.padded, epoch.budget_tokens)
+    sums = count_steps(samples, real, padded, epoch.budget_tokens)
     rows = []
     for step in range(steps):
         start_s, end_s = compute_mean(begun_s[:, step]), compute_mean(ended_s[:, step])
@@ -150,21 +120,17 @@ def simulate_plan(
         )
     return RunRecord(
         rows=rows,
-        rank_tokens=batches.real[:, :steps].sum(axis=1),
-        samples_unique=_count_unique(workload, plans, steps),
-        moved_places=sum(_sum_moves(workload, plan, steps) for plan in plans),
+        rank_tokens=real.sum(axis=1),
+        samples_unique=len(np.unique(trained)),
+        moved_places=sum_moves(before.reshape(-1), samples.reshape(-1), positions),
         updates=int(ends_update.sum()),
     )
 
 
 def _stretch(seconds: Seconds, slow: tuple[tuple[int, float], ...], jitter: float, seed: int) -> Seconds:
     """Returns ``seconds``, of shape (ranks, steps), with slow ranks and jitter applied."""
-    factors = np.ones((len(seconds), 1))
-    for rank, factor in slow:
-        factors[rank] = factor
-    if jitter:
-        return seconds * factors * np.random.default_rng(seed).lognormal(0, jitter, seconds.shape)
-    return seconds * factors
+    slower = seconds * list_factors(slow, range(len(seconds)))[:, None]
+    return slower * np.random.default_rng(seed).lognormal(0, jitter, seconds.shape) if jitter else slower
 
 
 def _count_queued(loaded_s: Seconds, taken_s: Seconds, most: int) -> Integers:
@@ -194,19 +160,3 @@ def _add_spans(
             timeline.add(rank, "trainer", "wait for ranks", done, ended - collective_s)
             timeline.add(rank, "trainer", "collective", ended - collective_s, ended)
         before_s = moments_s[1][:, step]
-
-
-def _sum_moves(workload: Workload, plan: RankBatches, steps: int) -> int:
-    """Returns by how many places a rank's samples are moved in total, from their places in the shards they come from."""
-    starts = np.append(plan.starts, len(plan.order))[: steps + 1]
-    order = plan.order[: starts[-1]]
-    shards = np.searchsorted(workload.offsets, order, side="right") - 1
-    return sum_moves(starts[:-1], np.diff(starts), order - workload.offsets[shards])
-
-
-def _count_unique(workload: Workload, plans: list[RankBatches], steps: int) -> int:
-    seen = np.zeros(workload.samples_total, dtype=np.bool_)
-    for plan in plans:
-        stop = int(plan.starts[steps]) if steps < len(plan.starts) else len(plan.order)
-        seen[plan.order[:stop]] = True
-    return int(seen.sum())

@@ -31,6 +31,7 @@ from typing import Final
 
 import numpy as np
 
+from odb_ref.core.batching.layouts import Layout
 from odb_sim.inputs.lengths import Integers
 from odb_sim.inputs.workload import Workload
 
@@ -45,8 +46,7 @@ class RankBatches:
 
     order: Integers
     starts: Integers
-    is_packed: bool = False
-    """True when a batch is one long row without padding, each sample attending to itself only."""
+    layout: Layout = Layout.PADDED
 
 
 def compute_batch_size(workload: Workload, budget_tokens: int) -> int:
@@ -155,7 +155,7 @@ def plan_packing(workload: Workload, budget_tokens: int, seed: int) -> list[Rank
     for start in range(0, workload.samples_total, _PACKED_AT_ONCE):
         chunk = workload.tokens[start : start + _PACKED_AT_ONCE].tolist()
         batches += [np.array(pack) + start for pack in pack_best_fit(chunk, budget_tokens)]
-    return _deal(workload, _shuffle(batches, seed), is_packed=True)
+    return _deal(workload, _shuffle(batches, seed), Layout.PACKED)
 
 
 def pack_best_fit(tokens: list[int], budget_tokens: int) -> list[list[int]]:
@@ -180,17 +180,17 @@ def _shuffle(batches: list[Integers], seed: int) -> list[Integers]:
     return [batches[i] for i in np.random.default_rng(seed).permutation(len(batches)).tolist()]
 
 
-def join_batches(batches: Sequence[Integers | list[int]], *, is_packed: bool = False) -> RankBatches:
+def join_batches(batches: Sequence[Integers | list[int]], layout: Layout = Layout.PADDED) -> RankBatches:
     """Returns the batches of a rank, given the samples of each."""
     order = np.concatenate([np.zeros(0, dtype=np.int64), *batches])
     ends = np.cumsum([len(batch) for batch in batches], dtype=np.int64)
-    return RankBatches(order, np.insert(ends, 0, 0)[: len(batches)], is_packed)
+    return RankBatches(order, np.insert(ends, 0, 0)[: len(batches)], layout)
 
 
-def _deal(workload: Workload, batches: list[Integers], *, is_packed: bool = False) -> list[RankBatches]:
+def _deal(workload: Workload, batches: list[Integers], layout: Layout = Layout.PADDED) -> list[RankBatches]:
     """Deals batch i to rank i mod W."""
     ranks = workload.ranks
-    return [join_batches(batches[rank::ranks], is_packed=is_packed) for rank in range(ranks)]
+    return [join_batches(batches[rank::ranks], layout) for rank in range(ranks)]
 
 
 Planner = Callable[[Workload, int, int], list[RankBatches]]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -23,11 +22,12 @@ from odb_sim.explore.scenario import (
     replay,
     write_scenario,
 )
-from odb_sim.explore.search import Exploration, OnProgress, Search
+from odb_sim.explore.search import Exploration, Search
 from odb_sim.explore.suites import SUITES
 from odb_sim.inputs.conditions import parse_budget_schedule
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.inputs.rules import OWN, load_rule
+from odb_sim.reports.terminal import show_progress
 from odb_sim.verify.rule_client import RuleProcesses
 
 HELP: Final = "walk through every interleaving of a small world"
@@ -102,7 +102,7 @@ def _open_rule(name: str) -> Iterator[TargetRule]:
     if OWN not in name or not hasattr(signal, "setitimer"):
         yield load_rule(name)
         return
-    with RuleProcesses(name) as rule:
+    with closing(RuleProcesses(name)) as rule:
         yield rule
 
 
@@ -168,13 +168,9 @@ def _run_all(options: argparse.Namespace, suite: Mapping[str, Bounds]) -> int:
     results: list[dict[str, object]] = []
     status = 0
     for name, bounds in suite.items():
-        search = Search(
-            bounds,
-            max_states=options.max_states,
-            on_progress=_make_progress(name),
-        )
-        result = search.run()
-        _clear_progress()
+        with show_progress(f"{name or 'exploring'}, states", 0) as on_progress:
+            search = Search(bounds, max_states=options.max_states, on_progress=on_progress)
+            result = search.run()
         print("\n".join(_summarize(name, result)))
         entry: dict[str, object] = {"name": name, **_to_json(result)}
         if result.counterexample is not None:
@@ -251,18 +247,3 @@ def _replay(path: Path) -> int:
         return 0
     print(f"{violation.property}: {violation.detail}")
     return 1
-
-
-def _make_progress(name: str) -> OnProgress | None:
-    if not sys.stderr.isatty():
-        return None
-
-    def show(states: int, edges: int, depth: int) -> None:
-        print(f"\r\x1b[K{name} {states:,} states, {edges:,} edges, depth {depth}", end="", file=sys.stderr, flush=True)
-
-    return show
-
-
-def _clear_progress() -> None:
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -177,7 +177,7 @@ def open_runner(options: argparse.Namespace, label: str, total: int, *, is_estim
     processes = options.processes if is_estimate else min(options.processes, total)
     with (
         show_progress(label, total, is_estimate=is_estimate) as on_done,
-        Store(options.out) as store,
+        closing(Store(options.out)) as store,
         open_executor(options.executor, processes) as executor,
     ):
         yield Runner(executor, store, on_done)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -58,7 +59,7 @@ def run_command(options: argparse.Namespace) -> int:
         print(f"core {options.core}")
         stages = _show(verify_core(options.core, seed=options.seed))
         return _conclude(options, stages, {"core": str(options.core)}, NOT_OF_THE_CORE)
-    with RuleProcesses(options.policy, options.time_limit) as rule:
+    with closing(RuleProcesses(options.policy, options.time_limit)) as rule:
         print(f"rule {rule.description.shown} ({options.policy}), {PROCESSES} instances in processes of their own")
         stages = _show(verify(rule, options.policy, seed=options.seed))
         return _conclude(options, stages, {"rule": options.policy, "name": rule.name}, list_not_looked_at(rule))

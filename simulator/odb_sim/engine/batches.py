@@ -18,14 +18,14 @@ from odb_sim.inputs.lengths import Integers
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Some batches: figures for each, all 0 if it is idle, and the samples' ids and positions, batch after batch."""
+    """Some batches: figures for each, all 0 if it is idle, and the samples' lengths, ids and positions, batch after batch."""
 
     samples: Integers
     real: Integers
     padded: Integers
-    longest: Integers
-    pairs: Seconds
-    """The sum of the squared lengths of the samples."""
+    row_pairs: Seconds
+    """The sum of the squared lengths of the rows with padding, which is the cost of attention; packed, of the samples."""
+    lengths: Integers
     ids: Integers
     positions: Integers
 
@@ -37,16 +37,26 @@ def count_batches(groups: Sequence[Group], layout: Layout = Layout.PADDED) -> Ba
     lengths = np.fromiter([sample.length for sample in samples], np.int64, len(samples))
     ids = np.fromiter([sample.id for sample in samples], np.int64, len(samples))
     positions = np.fromiter([sample.position for sample in samples], np.int64, len(samples))
-    real, longest, pairs = np.zeros_like(counts), np.zeros_like(counts), np.zeros(len(counts))
+    return Batches(counts, *measure_batches(lengths, counts, layout), lengths, ids, positions)
+
+
+def measure_batches(lengths: Integers, counts: Integers, layout: Layout) -> tuple[Integers, Integers, Seconds]:
+    """Returns the tokens of some batches without and with padding, and their row pairs, as `Batches` has them.
+
+    Batch b holds ``counts[b]`` samples, and ``lengths`` has those of all batches, one after the other.
+    """
+    real, longest, row_pairs = np.zeros_like(counts), np.zeros_like(counts), np.zeros(len(counts))
     filled = np.flatnonzero(counts)
     if len(filled):
         begins = (np.cumsum(counts) - counts)[filled]
         real[filled] = np.add.reduceat(lengths, begins)
-        pairs[filled] = np.add.reduceat(lengths.astype(np.float64) ** 2, begins)
+        row_pairs[filled] = np.add.reduceat(lengths.astype(np.float64) ** 2, begins)
         # The longest is computed, not assumed to be first, so that a wrong grouping shows.
         longest[filled] = np.maximum.reduceat(lengths, begins)
-    padded = real if layout is Layout.PACKED else counts * longest
-    return Batches(counts, real, padded, longest, pairs, ids, positions)
+    if layout is Layout.PACKED:
+        return real, real, row_pairs
+    padded = counts * longest
+    return real, padded, padded.astype(np.float64) * longest
 
 
 def _line_up(collated: Sequence[Batches]) -> Iterator[Batches]:
@@ -56,17 +66,17 @@ def _line_up(collated: Sequence[Batches]) -> Iterator[Batches]:
         counts,
         np.stack([batches.real for batches in collated], axis=1),
         np.stack([batches.padded for batches in collated], axis=1),
-        np.stack([batches.longest for batches in collated], axis=1),
-        np.stack([batches.pairs for batches in collated], axis=1),
+        np.stack([batches.row_pairs for batches in collated], axis=1),
         strict=True,
     )
     steps, ranks = counts.shape
     order = np.argsort(np.repeat(np.tile(np.arange(steps), ranks), counts.T.ravel()), kind="stable")
+    lengths = np.concatenate([batches.lengths for batches in collated])[order]
     ids = np.concatenate([batches.ids for batches in collated])[order]
     positions = np.concatenate([batches.positions for batches in collated])[order]
     ends = np.concatenate(([0], np.cumsum(counts.sum(axis=1)))).tolist()
     for column, (begin, end) in zip(columns, pairwise(ends), strict=True):
-        yield Batches(*column, ids[begin:end], positions[begin:end])
+        yield Batches(*column, lengths[begin:end], ids[begin:end], positions[begin:end])
 
 
 class Shelf:

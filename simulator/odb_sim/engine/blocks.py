@@ -45,7 +45,7 @@ from odb_ref.core.resume import RoundStart
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.loading import OrderReader, WindowReader
 from odb_sim.engine.metrics import StepSums, count_steps, merge_sums, sum_moves
-from odb_sim.inputs.conditions import Conditions
+from odb_sim.inputs.conditions import Conditions, list_factors
 from odb_sim.inputs.costs import Costs, Seconds
 from odb_sim.inputs.lengths import Integers
 from odb_sim.inputs.workload import Workload
@@ -99,8 +99,8 @@ class Block:
         offsets = workload.offsets[ranks.start : ranks.stop]
         self._ends = workload.offsets[ranks.start + 1 : ranks.stop + 1]
         """Where in the workload each rank's own shard ends."""
-        self._trainer_factors = _list_factors(conditions.slow_ranks, ranks)
-        self._loader_factors = _list_factors(conditions.slow_loaders, ranks)
+        self._trainer_factors = list_factors(conditions.slow_ranks, ranks)
+        self._loader_factors = list_factors(conditions.slow_loaders, ranks)
         own = [starts[rank] if starts else RoundStart() for rank in ranks]
         self._known = offsets + np.array([start.read_samples for start in own])
         """The place below which each rank has read all its samples. A mark is such a place."""
@@ -239,9 +239,12 @@ class Block:
             fill.add(self._first_rank, sizes, real, padded, self._workload.tokens[emitted])
         del emitted  # as large as the window
         self.rank_tokens += real.sum(axis=1)
-        pairs = runs.compute_squares(windows) if self._is_packed else real
-        compute_s = self._costs.compute_layout_s(self._config.layout, padded, runs.compute_longest(windows), pairs)
-        compute_s = compute_s * self._trainer_factors[:, None]
+        row_pairs = (
+            runs.compute_squares(windows)
+            if self._is_packed
+            else padded.astype(np.float64) * runs.compute_longest(windows)
+        )
+        compute_s = self._costs.compute_steps_s(padded, row_pairs) * self._trainer_factors[:, None]
         collate_s = self._costs.loader.compute_collate_s(
             np.full(len(padded), float(steps)),
             padded.sum(axis=1).astype(np.float64),
@@ -280,12 +283,3 @@ class Block:
             raise InvariantError("ONCE", "a sample is emitted twice")
         self._seen[ids] = True
         return ids
-
-
-def _list_factors(slow: tuple[tuple[int, float], ...], ranks: range) -> Seconds:
-    """Returns the factor by which each of ``ranks`` takes longer."""
-    factors = np.ones(len(ranks))
-    for rank, factor in slow:
-        if rank in ranks:
-            factors[rank - ranks.start] = factor
-    return factors

@@ -6,7 +6,6 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import simpy
 
 from odb_ref.core.batching.budgets import BudgetSchedule
@@ -19,7 +18,6 @@ from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.conditions import STEADY, Conditions, Fault
 from odb_sim.inputs.costs import Costs
-from odb_sim.inputs.lengths import Integers
 from odb_sim.inputs.workload import Sharding, Workload
 
 
@@ -60,8 +58,6 @@ class EpochStage:
         self.shelf = Shelf(epoch.workload.ranks)
         self.timeline = timeline
         self.fill = fill
-        self._lengths: Integers | None = None
-        """The length of each sample, by id."""
         self._random = random.Random(epoch.seed)
         self.acted: set[Fault] = set()
         """The faults that have happened."""
@@ -73,14 +69,6 @@ class EpochStage:
         """Returns ``seconds`` times a jitter drawn for this call."""
         jitter = self.conditions.jitter
         return seconds * self._random.lognormvariate(0, jitter) if jitter else seconds
-
-    def find_lengths(self, ids: Integers) -> Integers:
-        """Returns the lengths in tokens of the samples with these ids."""
-        if self._lengths is None:
-            self._lengths = np.zeros(int(self.workload.ids.max()) + 1, dtype=np.int64)
-            self._lengths[self.workload.ids] = self.workload.tokens
-        lengths: Integers = self._lengths[ids]
-        return lengths
 
     def note_fault(self, fault: Fault) -> None:
         """Notes that ``fault`` happens now."""

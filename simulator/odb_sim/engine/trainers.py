@@ -77,6 +77,10 @@ class Trainers:
         """The step that each rank takes next."""
         self._free_s = [0.0] * count
         """When each rank is done with its previous step."""
+        self._held: set[int] = set()
+        """The ranks that have taken the last step of their update or epoch, and now meet the others."""
+        self._is_late = False
+        """True once the deadline after a departure has passed: who is held, or comes to be, then gives up."""
         self._waiting: set[int] = set()
         """The ranks that want their next step and do not have it."""
         self._busy = 0
@@ -117,21 +121,21 @@ class Trainers:
             self._want(range(len(self._ranks)))
             leavers = yield from self._take_all()
             last, self._taken = self._taken, None
-            is_over = not self._departed and last is None
+            # A rank waits in the collective for one that has left; or all have left, inside an update that never ends (R7.1).
+            is_cut = bool(self._departed) or any(self._is_told(rank) for rank in leavers)
+            is_over = last is None and not is_cut
             if met is not None:
                 met_s = float(met.ready_s.max())
                 self._record(met, met_s, met_s + sync_s if is_over else met_s)
                 self.updates += is_over
                 met = None
-            if self._departed:  # a rank that has taken a step waits in the collective for one that has left
-                if last is not None:
-                    self._record_inner(last)
-                return
-            if leavers and self._open:
+            if leavers and self._open and not self._departed:
                 number = min(self._open)
                 taker = self._open[number].takers[0]
                 raise InvariantError("ALIGN", f"step {number}: rank {taker} takes it, rank {leavers[0]} has left")
-            if last is None:
+            if is_cut and last is not None:
+                self._record_inner(last)
+            if is_cut or last is None:
                 return
             slowest_s = float(last.ready_s.max())
             is_inner = last.is_end and not last.ends_update
@@ -142,6 +146,7 @@ class Trainers:
                     timeline.add(rank, "trainer", "wait for ranks", ready_s, slowest_s)
                     timeline.add(rank, "trainer", "collective", slowest_s, env.now)
             self._free_s = [env.now] * len(self._ranks)
+            self._held.clear()
             if is_inner:
                 met = last
             else:
@@ -159,6 +164,7 @@ class Trainers:
                 if self._ranks[rank].outcome is not None:
                     self._waiting.discard(rank)
                     leavers.append(rank)
+                    self._hold(rank)
                     self._note_wait(rank, "wait for data", self._stage.env.now)
             if (self._waiting or self._busy) and not self._wakened:
                 self._waking = self._stage.env.event()
@@ -187,7 +193,7 @@ class Trainers:
     def _spread(self, fault: Fault) -> Process:
         """Tells the other ranks of a stop after one message's latency, or of a rank that is gone after the deadline.
 
-        By the deadline their own trainers, held in a collective that cannot end, have given up too.
+        By the deadline the collectives that cannot end give up too. A trainer that is in none goes on, and so does its loader.
         """
         stage = self._stage
         others = [rank for rank in self._ranks if rank.number != fault.rank]
@@ -196,15 +202,27 @@ class Trainers:
             for rank in others:
                 rank.handle(Urged())
         yield stage.env.timeout(stage.conditions.deadline_s)
+        self._is_late = True
         for rank in others:
-            if rank.outcome is None and not rank.is_gone:
-                if fault.kind is FaultKind.KILL:
-                    rank.handle(PeerLost(fault.rank, fault.cause))
-                rank.handle(ConsumerStopped())
-        if self.find_obstacle() is not None and all(
-            rank.outcome is None or rank.outcome.kind is OutcomeKind.COMPLETE for rank in others
-        ):
-            stage.note_finish()
+            if fault.kind is FaultKind.KILL and rank.outcome is None:
+                rank.handle(PeerLost(fault.rank, fault.cause))
+        for number in sorted(self._held - self._departed):
+            stage.env.process(self._give_up(number))
+
+    def _hold(self, rank: int) -> None:
+        """Notes that ``rank`` will enter a collective once it has computed its step."""
+        self._held.add(rank)
+        if self._is_late:
+            self._stage.env.process(self._give_up(rank))
+
+    def _give_up(self, number: int) -> Process:
+        """Lets the trainer of rank ``number`` leave, as soon as it is in a collective that cannot end."""
+        yield self._stage.env.timeout(max(0.0, self._free_s[number] - self._stage.env.now))
+        rank = self._ranks[number]
+        if rank.outcome is None:
+            rank.handle(ConsumerStopped())
+        elif rank.outcome.kind is OutcomeKind.COMPLETE and self.find_obstacle() is not None:
+            self._stage.note_finish()
 
     def note_held(self) -> None:
         """Adds to the timeline the trainers that wait to the end in a collective which a departed rank never enters."""
@@ -220,8 +238,7 @@ class Trainers:
         """Lets ``rank`` take its next step now. Returns False when the step is not there."""
         stage, taker, number, now_s = self._stage, self._ranks[rank], self._next[rank], self._stage.env.now
         queue = taker.queue
-        is_told = taker.outcome is not None and taker.outcome.kind is not OutcomeKind.COMPLETE
-        if not queue or (self._departed and is_told):
+        if not queue or (self._departed and self._is_told(rank)):
             return False  # there is no step, or the rank knows that another has left
         queued = len(queue)
         delivered = queue.popleft()
@@ -247,17 +264,23 @@ class Trainers:
             if self._taken is not None:
                 self._record_inner(self._taken)
             self._taken = step
-        if not step.is_end:
+        if step.is_end:
+            self._hold(rank)
+        else:
             self._busy += 1
             stage.env.process(self._go_on(rank))
         taker.handle(_TAKEN)
         return True
 
+    def _is_told(self, rank: int) -> bool:
+        """Returns True if ``rank`` knows that the epoch has not ended in order."""
+        outcome = self._ranks[rank].outcome
+        return outcome is not None and outcome.kind is not OutcomeKind.COMPLETE
+
     def _begin(self, delivered: Step) -> _Step:
         """Returns a new step, which a rank is the first to take."""
         batches = self._stage.shelf.take(delivered.number)
-        layout = self._ranks[0].machine.config.layout
-        costs_s = self._stage.costs.compute_layout_s(layout, batches.padded, batches.longest, batches.pairs)
+        costs_s = self._stage.costs.compute_steps_s(batches.padded, batches.row_pairs)
         (ends_update,) = self._accumulation.find_ends(
             batches.samples.sum(keepdims=True), batches.real.sum(keepdims=True)
         )
@@ -302,7 +325,7 @@ class Trainers:
             batches, ready_s = step.batches, np.zeros(takers)
             ready_s[step.takers] = step.ready_s
             figures = (batches.samples[:, None], batches.real[:, None], batches.padded[:, None])
-            stage.fill.add(0, *figures, stage.find_lengths(batches.ids))
+            stage.fill.add(0, *figures, batches.lengths)
             stage.fill.end(step.round, ready_s[:, None], np.array([step.is_end]))
         if self._on_progress is not None:
             self._on_progress(stage.recorder.samples_emitted)

@@ -24,14 +24,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from odb_ref.core.config import Config
-from odb_ref.core.effects import (
-    Effect,
-    Outcome,
-    OutcomeKind,
-)
+from odb_ref.core.effects import Effect, Outcome, OutcomeKind
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import Event
-from odb_ref.core.exchange import Answer
 from odb_ref.core.machine import Machine
 from odb_ref.core.resume import Resumed
 from odb_sim.engine.exchange import SimulatedExchange
@@ -72,7 +67,7 @@ class SimulatedWorld:
             self.stage.env,
             epoch.costs.network,
             ranks,
-            answer=self._answer,
+            answer=lambda rank, answer: self.ranks[rank].answer(answer),
             stretch=self.stage.stretch if epoch.conditions.jitter else None,
         )
         self.ranks: list[Rank] = []
@@ -125,19 +120,18 @@ class SimulatedWorld:
             raise InvariantError(
                 "FREE", f"nothing can happen and rank {stuck.number} is in phase {state.phase}, round {state.round}"
             )
-        if len(outcomes) > 1:
-            raise InvariantError("ALIGN", f"the ranks ended differently: {sorted(map(str, outcomes))}")
-        (outcome,) = (outcome for outcome in outcomes if outcome is not None)
-        # The loaders had nothing left to do, or ended in order, but a fault may still keep the trainers from continuing.
-        if outcome.kind is OutcomeKind.COMPLETE and (fault := self.trainers.find_obstacle()) is not None:
-            return fault.outcome
-        return outcome
+        known = [outcome for outcome in outcomes if outcome is not None]
+        # Loaders that had nothing left to do ended in order, but a fault may still keep their trainers from continuing.
+        if (fault := self.trainers.find_obstacle()) is not None:
+            known = [fault.outcome if outcome.kind is OutcomeKind.COMPLETE else outcome for outcome in known]
+        # A loss is not agreed on (R7.5): a rank may have heard an answer before the deadline that came later to another.
+        lost = [outcome for outcome in known if outcome.kind is OutcomeKind.LOST]
+        if len(set(known) - set(lost)) > 1:
+            raise InvariantError("ALIGN", f"the ranks ended differently: {sorted(map(str, known))}")
+        return (lost or known)[0]
 
     def _notice(self, rank: int) -> None:
         self.trainers.notice(rank)
-
-    def _answer(self, rank: int, answer: Answer) -> None:
-        self.ranks[rank].answer(answer)
 
 
 @contextmanager

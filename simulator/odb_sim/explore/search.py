@@ -46,9 +46,6 @@ class Exploration:
         return self.states / self.seconds if self.seconds else 0.0
 
 
-OnProgress = Callable[[int, int, int], None]
-"""Called now and then with states, edges and depth."""
-
 _PROGRESS_STATES: Final = 20_000
 _NO_ACTION: Final = -1
 
@@ -91,8 +88,9 @@ class Search:
         *,
         core: Core | None = None,
         max_states: int | None = None,
-        on_progress: OnProgress | None = None,
+        on_progress: Callable[[int], None] | None = None,
     ) -> None:
+        """``on_progress`` is called now and then with the number of worlds met."""
         self._bounds = bounds
         self._core = core
         self._max_states = max_states
@@ -156,7 +154,7 @@ class Search:
                 return None
             if self._on_progress is not None and len(parents) >= next_report:
                 next_report = len(parents) + _PROGRESS_STATES
-                self._on_progress(len(parents), self._edges, self._depth)
+                self._on_progress(len(parents))
             self._depth += bool(following)
             layer = following
         self._is_complete = True

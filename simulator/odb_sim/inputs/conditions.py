@@ -11,6 +11,9 @@ from enum import StrEnum
 from math import isfinite
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import UsageError
 
@@ -109,6 +112,12 @@ class Conditions:
 
 STEADY: Final = Conditions()
 """No deviations."""
+
+
+def list_factors(slow: tuple[tuple[int, float], ...], ranks: range) -> NDArray[np.float64]:
+    """Returns the factor by which each of ``ranks`` takes longer."""
+    factors = dict(slow)
+    return np.array([factors.get(rank, 1.0) for rank in ranks])
 
 
 def parse_factor(text: str) -> tuple[int, float]:

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.cost import TOKENS, Cost, make_attention_cost
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.offer import WIRE_SIZE
 
@@ -27,6 +27,8 @@ Number = TypeVar("Number", float, NDArray[np.float64])
 """One quantity or many at once, priced by the same formula."""
 LARGEST_S: Final = 86_400.0
 """The greatest single cost, a day."""
+_MOST_EQUAL: Final = 1e12
+"""In a sample of this many tokens attention takes no time that shows."""
 _INTEGER_BYTES = 8
 _COUNT_INTEGERS = 3  # samples, tokens, supervised tokens
 _REPORT_BYTES = 1024
@@ -77,14 +79,11 @@ class GpuCost:
         for item in fields(self):
             _check_not_negative(self, item.name, getattr(self, item.name))
 
-    def compute_batches_s(self, padded_tokens: Seconds, longest: Seconds) -> Seconds:
-        """Returns the seconds for batches of ``padded_tokens`` tokens, whose longest samples have ``longest``."""
-        return np.maximum(self.floor_s, self.fixed_s + padded_tokens * (self.per_token_s + self.per_token2_s * longest))
-
     def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: Squares) -> Seconds:
-        """Returns the seconds for many batches at once. ``row_pairs`` sums the squared lengths of the rows with padding."""
-        seconds = self.fixed_s + self.per_token_s * padded_tokens + self.per_token2_s * row_pairs
-        return np.maximum(self.floor_s, seconds) if self.floor_s else seconds
+        """Returns the seconds for many batches at once. ``row_pairs`` sums the squared lengths of the rows with padding; where
+        each sample attends only to itself, the squared lengths of the samples.
+        """
+        return np.maximum(self.floor_s, self.fixed_s + self.per_token_s * padded_tokens + self.per_token2_s * row_pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,24 +332,17 @@ class Costs:
     fitted: FittedTo = field(default_factory=FittedTo)
     ranges: Ranges = ASSUMED
 
-    def compute_batches_s(self, padded_tokens: NDArray[np.int64], longest: NDArray[np.int64]) -> Seconds:
-        """Returns the seconds for many batches at once, without the step's collective. A batch of 0 tokens is an idle step."""
-        if not self.step_table.rows:
-            return self.gpu.compute_batches_s(padded_tokens.astype(np.float64), longest.astype(np.float64))
-        return self.compute_steps_s(padded_tokens, padded_tokens)
-
-    def compute_layout_s(
-        self, layout: Layout, tokens: NDArray[np.int64], longest: NDArray[np.int64], pairs: Squares
-    ) -> Seconds:
-        """Returns the seconds for many batches of a layout. ``pairs`` sums the squared lengths of their samples, which matters
-        for packed batches, where each sample attends only to itself.
-        """
-        if layout is Layout.PACKED:
-            return self.compute_steps_s(tokens, pairs)
-        return self.compute_batches_s(tokens, longest)
+    @property
+    def balance(self) -> Cost:
+        """The cost to balance by: tokens, with the time of attention if these numbers tell it."""
+        gpu = self.gpu
+        equal = gpu.per_token_s / gpu.per_token2_s if gpu.per_token2_s and not self.step_table.rows else 0.0
+        return make_attention_cost(round(equal)) if 1 <= equal < _MOST_EQUAL else TOKENS
 
     def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: Squares) -> Seconds:
-        """Returns the seconds for many batches at once, with ``row_pairs`` as in `GpuCost.compute_steps_s`."""
+        """Returns the seconds for many batches at once, without the step's collective, with ``row_pairs`` as in
+        `GpuCost.compute_steps_s`. A batch of 0 tokens is an idle step.
+        """
         if not self.step_table.rows:
             return self.gpu.compute_steps_s(padded_tokens, row_pairs)
         distinct, places = np.unique(padded_tokens, return_inverse=True)

@@ -53,8 +53,7 @@ def draw_recorded(recorded: RecordedRun, label: str) -> FillMap:
             groups = [tuple(record.samples[at] for at in step.positions) for step in record.rounds[number]]
             groups += [()] * (steps - len(groups))  # a record may lack a step of the others
             held = count_batches(groups, recorded.config.layout)
-            lengths = np.array([sample.length for group in groups for sample in group], dtype=np.int64)
-            fill.add(record.rank, held.samples[None], held.real[None], held.padded[None], lengths)
+            fill.add(record.rank, held.samples[None], held.real[None], held.padded[None], held.lengths)
         fill.end(first.round + number, np.zeros((len(recorded.ranks), steps)), np.zeros(steps, dtype=np.bool_))
     is_lowered = recorded.budget_schedule is not None
     return fill.build(label, recorded.config.budget_tokens, is_lowered=is_lowered, first_step=first.planned_steps)

@@ -45,7 +45,9 @@ def show_progress(label: str, total: int, *, is_estimate: bool = False) -> Itera
     columns = (TextColumn("{task.description}"), BarColumn(), *ends)
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(label, total=total or None)
-        yield lambda done: progress.update(task, completed=done)
+        yield lambda done: progress.update(
+            task, completed=done, description=label if total else f"{label}: {done:,} done"
+        )
 
 
 @contextmanager

@@ -18,8 +18,7 @@ from functools import cache
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 
@@ -128,7 +127,7 @@ def compute_key(arrays: Sequence[Integers], policies: Iterable[str], *settings: 
 
 
 class Store:
-    """The answers in a folder, which is created if needed; a context manager.
+    """The answers in a folder, which is created if needed. Close it after use.
 
     Raises: UsageError when the folder cannot be written, or its file is something else.
     """
@@ -148,7 +147,13 @@ class Store:
         for number, line in enumerate(text.splitlines(), 1):
             try:
                 entry = json.loads(line)
-                self._answers[entry["key"]] = _decode(entry["answer"])
+                answer = entry["answer"]
+                self._answers[entry["key"]] = CellAnswer(
+                    point=Point(**answer["point"]),
+                    summary=Summary(**answer["summary"]),
+                    first_step_s=answer["first_step_s"],
+                    cautions=tuple(Caution(About(item["about"]), item["text"]) for item in answer["cautions"]),
+                )
             except (ValueError, KeyError, TypeError):
                 # The last line may be cut off. Any other is not ours, or of another version, and its cell is run again.
                 if number == 1 and text.count("\n") > 1:
@@ -173,24 +178,10 @@ class Store:
                 self._file.write(json.dumps({"key": key, "answer": asdict(answer)}) + "\n")
                 self._file.flush()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Closes the file."""
         if self._path is not None:
             self._file.close()
-
-
-def _decode(data: dict[str, object]) -> CellAnswer:
-    fields = json.loads(json.dumps(data))
-    return CellAnswer(
-        point=Point(**fields["point"]),
-        summary=Summary(**fields["summary"]),
-        first_step_s=fields["first_step_s"],
-        cautions=tuple(Caution(About(item["about"]), item["text"]) for item in fields["cautions"]),
-    )
 
 
 class ClusterGone(UsageError):

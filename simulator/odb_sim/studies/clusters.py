@@ -15,14 +15,12 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from threading import current_thread, main_thread
-from types import FrameType, ModuleType
-from typing import Final, ParamSpec, Protocol, TypeAlias, TypeVar
+from types import ModuleType
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 from odb_ref.core.errors import UsageError
 from odb_sim.studies.cells import ClusterGone, WatchedExecutor
 from odb_sim.studies.processes import make_executor
-
-_Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -133,20 +131,13 @@ def _open_ray(place: str) -> Iterator[Executor]:
     except (OSError, ValueError, ImportError) as error:
         raise _complain(f"ray://{place}", error) from error
     try:
-        # Ray's own signal handler would end the process at once, with its own status.
-        with _keeping_handlers(handlers):
-            yield _RayExecutor(ray)
+        if current_thread() is main_thread():
+            # Ray's own signal handler would end the process at once, with its own status.
+            for sent, handler in handlers.items():
+                signal.signal(sent, handler)
+        yield _RayExecutor(ray)
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _keeping_handlers(handlers: Mapping[signal.Signals, _Handler]) -> Iterator[None]:
-    """Restores signal handlers that the code in the block may replace."""
-    if current_thread() is main_thread():
-        for sent, handler in handlers.items():
-            signal.signal(sent, handler)
-    yield
 
 
 class _RayExecutor(Executor):

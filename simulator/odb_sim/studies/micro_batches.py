@@ -10,19 +10,20 @@ its least possible time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
 
-from odb_ref.core.batching.cost import TOKENS, Cost, make_attention_cost
+from odb_ref.core.batching.cost import Cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
 from odb_ref.plan.outcome import Plan
 from odb_ref.plan.planning import plan_all, plan_ranks
 from odb_ref.plan.terms import Options, Within
-from odb_sim.inputs.costs import Costs
+from odb_sim.engine.batches import measure_batches
+from odb_sim.inputs.costs import Costs, Seconds
 from odb_sim.inputs.lengths import Integers, Lengths
 
 STAY: Final = "samples stay"
@@ -72,14 +73,6 @@ class WaysToDivide:
         return self.dealt.step_s - self.bound_s
 
 
-def choose_balance(costs: Costs) -> Cost:
-    """Returns the cost to balance by: tokens, with the time of attention according to the cost model."""
-    gpu = costs.gpu
-    if costs.step_table.rows or not gpu.per_token2_s or gpu.per_token_s < gpu.per_token2_s:
-        return TOKENS
-    return make_attention_cost(round(gpu.per_token_s / gpu.per_token2_s))
-
-
 def divide(
     lengths: Lengths,
     *,
@@ -107,7 +100,9 @@ def divide(
         groups = None
     within = Within.MICRO_BATCH if groups is None else within  # the others are refused without keys
     terms: Options = {**options, "cost": balance.of_tokens, "within": within}
-    stay, dealt, bounds, split = [], [], [], []
+    stay: list[Divided] = []
+    dealt: list[Divided] = []
+    bounds, split = [], []
     for begin in range(0, len(lengths) - size + 1, size):
         part = slice(begin, begin + size)
         tokens = lengths.tokens[part]
@@ -122,8 +117,14 @@ def divide(
         new = [[np.array(batch, dtype=np.int64) for batch in rank.micro_batches] for rank in moved.ranks]
         pad_to = options.get("pad_to", 1)
         padded = -(-tokens // pad_to) * pad_to
-        stay.append(_measure(STAY, kept, own, tokens=padded, costs=costs, layout=layout))
-        dealt.append(_measure(DEALT, moved, new, tokens=padded, costs=costs, layout=layout))
+        largest = options["budget"]
+        for divided, way, plan, rows in ((stay, STAY, kept, own), (dealt, DEALT, moved, new)):
+            figures = [
+                measure_batches(padded[np.concatenate(row)], np.array(list(map(len, row))), layout) for row in rows
+            ]
+            _, batches, row_pairs = map(np.stack, zip(*figures, strict=True))
+            divided.append(_measure(way, plan, costs.compute_steps_s(batches, row_pairs), costs))
+            largest = max(largest, int(batches.max()))
         bounds.append(
             _compute_bound_s(
                 padded,
@@ -131,9 +132,7 @@ def divide(
                 least=moved.report.least,
                 ranks=ranks,
                 costs=costs,
-                largest=max(
-                    options["budget"], *(_count_tokens(padded[batch], layout) for row in (*own, *new) for batch in row)
-                ),
+                largest=largest,
             )
         )
         if keys is not None:
@@ -152,25 +151,8 @@ def divide(
     )
 
 
-def _count_tokens(batch: Integers, layout: Layout) -> int:
-    """Returns the tokens of a micro-batch with padding."""
-    return layout.count_tokens(len(batch), int(batch.max(initial=0)), int(batch.sum()))
-
-
-def _price(tokens: Integers, batches: Iterable[Integers], costs: Costs, layout: Layout) -> list[float]:
-    """Returns the seconds of each of a rank's micro-batches. One without samples is idle."""
-    held = [tokens[batch] for batch in batches]
-    longest = np.array([int(batch.max(initial=0)) for batch in held])
-    padded = np.array([_count_tokens(batch, layout) for batch in held])
-    pairs = np.array([float((batch.astype(np.float64) ** 2).sum()) for batch in held])
-    seconds: list[float] = costs.compute_layout_s(layout, padded, longest, pairs).tolist()
-    return seconds
-
-
-def _measure(
-    way: str, plan: Plan, rows: Sequence[Sequence[Integers]], *, tokens: Integers, costs: Costs, layout: Layout
-) -> Divided:
-    seconds = np.array([_price(tokens, row, costs, layout) for row in rows])
+def _measure(way: str, plan: Plan, seconds: Seconds, costs: Costs) -> Divided:
+    """Returns the figures of one step. ``seconds`` has shape (ranks, micro-batches)."""
     # If ranks meet after each micro-batch, each takes as long as on the slowest rank. Otherwise only the sums count.
     slowest_s = seconds.max(axis=0).sum() if costs.collective.each_step else seconds.sum(axis=1).max()
     compute_s, mean_s = float(slowest_s), float(seconds.sum(axis=1).mean())
@@ -181,7 +163,7 @@ def _measure(
         least=report.least,
         fill=report.fill,
         wait=compute_s / mean_s if mean_s else 1.0,
-        step_s=compute_s + costs.collective.compute_s(len(rows)),
+        step_s=compute_s + costs.collective.compute_s(len(seconds)),
         wait_s=compute_s - mean_s,
     )
 

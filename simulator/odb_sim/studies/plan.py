@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, exp, hypot, log
 from typing import Final
 
@@ -25,7 +26,7 @@ from odb_sim.inputs.costs import RANGED, Costs, Ranges
 from odb_sim.inputs.jobs import TrainingJob
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.studies.bands import LEFT_OUT, Band, Bands, Uncertain, compute_bands, list_uncertain
-from odb_sim.studies.cells import CellAnswer, CellFailure, Point, Runner
+from odb_sim.studies.cells import Point, Runner
 from odb_sim.studies.comparison import REFERENCE
 from odb_sim.studies.fitted import fit_batches
 from odb_sim.studies.runs import Run, is_rule, run
@@ -217,13 +218,8 @@ def make_plan(wanted: Wanted, runner: Runner) -> RunPlan:
     cautions: tuple[Caution, ...] = ()
     for name, needs, policy, terms in _list_ways(wanted):
         study = _build_study(wanted, searched, terms, _choose_global_batch(wanted, policy, ways))
-
-        def simulate(points: Sequence[Point], study: Study = study) -> list[CellAnswer | CellFailure]:
-            study.check(points)
-            return run_grid(study, points, runner)
-
         start, dimensions = _build_dimensions(wanted, searched, policy, terms.layout)
-        found = SettingSearch(simulate, dimensions, _TOLERANCE).run(start)
+        found = SettingSearch(partial(run_grid, study, runner=runner), dimensions, _TOLERANCE).run(start)
         what = fit_batches(replace(study, lengths=simulated).build_run(found.point))
         result = run(what)
         cautions = cautions if ways else result.cautions

@@ -142,8 +142,10 @@ def estimate_answer(study: Study, answer: CellAnswer) -> Band | None:
 def run_grid(study: Study, points: Sequence[Point], runner: Runner) -> list[CellAnswer | CellFailure]:
     """Returns the answers or failures of all points, in order.
 
-    Raises: the error of the first point to fail, unless its process was killed. Points not yet begun are then given up.
+    Raises: UsageError before any is run when a point is not valid; the error of the first point to fail, unless its process
+    was killed. Points not yet begun are then given up.
     """
+    study.check(points)
     lengths, rest = study.lengths, replace(study, lengths=_NO_LENGTHS)
     arrays = [lengths.tokens, lengths.supervised_tokens, *([] if lengths.resources is None else [lengths.resources])]
     cells = [

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from odb_ref.core.batching.cost import TOKENS
@@ -130,21 +131,15 @@ class Question:
         }
 
     def _list_dimensions(self) -> Dimensions:
-        depths = {"depth_steps": DEPTHS, "cost": self._list_costs()}
+        own = self.study.terms.cost
+        costs = (own,) if own != TOKENS else dict.fromkeys((own, self.study.costs.balance))
+        depths = {"depth_steps": DEPTHS, "cost": tuple(cost.name for cost in costs)}
         budgets = {"budget_tokens": tuple(compute_budget_ladder(self.memory_tokens))}
         if self.is_update:
             is_padded = self.study.terms.layout is Layout.PADDED
             return {**depths, **budgets, **({"padding_share": PADDING_SHARES} if is_padded else {})}
         windows = {"window_samples": tuple(compute_ladder(min(self.window_max, self.shard_samples), 8))}
         return {"ramp_rounds": RAMPS, **windows, **depths, "max_age_rounds": AGES, **budgets}
-
-    def _list_costs(self) -> tuple[str, ...]:
-        """Returns the costs by which steps may be balanced: tokens, and tokens with attention according to the cost model."""
-        own, gpu = self.study.terms.cost, self.study.costs.gpu
-        if own != TOKENS or not gpu.per_token_s or self.study.costs.step_table.rows:
-            return (own.name,)
-        equal = gpu.per_token_s / gpu.per_token2_s if gpu.per_token2_s else 0.0
-        return (own.name, f"attention/{equal:.0f}") if 1 <= equal < 1e12 else (own.name,)
 
     def build_point(self) -> Point:
         """Returns the point at which the search begins."""
@@ -224,21 +219,14 @@ def tune(question: Question, runner: Runner | None = None, *, choices: Iterable[
     """
     used = runner or Runner()
 
-    def make_search(study: Study, dimensions: Dimensions) -> SettingSearch:
-        def simulate(points: Sequence[Point]) -> Sequence[CellAnswer | CellFailure]:
-            study.check(points)
-            return run_grid(study, points, used)
-
-        return SettingSearch(simulate, dimensions, question.tolerance)
-
     dimensions = question.build_dimensions()
-    search = make_search(question.study, dimensions)
+    search = SettingSearch(partial(run_grid, question.study, runner=used), dimensions, question.tolerance)
     chosen = search.run(question.build_point())
     beside = []
     for options, needs, study in choices:
         every = replace(question, study=study).build_dimensions()
         near = {name: values for name, values in every.items() if name not in UNTOUCHED}
-        own_search = make_search(study, near)
+        own_search = SettingSearch(partial(run_grid, study, runner=used), near, question.tolerance)
         # Packed rows are best with budgets and windows far from those of padded ones.
         is_near = study.terms.layout is question.study.terms.layout
         own = (own_search.improve if is_near else own_search.run)(chosen.point)

@@ -10,8 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.errors import RuleError, UsageError
@@ -237,14 +236,6 @@ class RuleProcesses:
         self.seeds = PROCESSES
         """The number of hash seeds tried with the rule."""
         self.get_process(0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends the processes."""

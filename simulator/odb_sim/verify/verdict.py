@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -115,7 +115,8 @@ def _keep_what_replays(finding: Finding) -> Finding:
     """Returns the finding, without its schedule if nothing is violated there by a rule that was not asked before."""
     if finding.scenario is None:
         return finding
-    with RuleProcesses(finding.scenario.rule) as fresh, suppress(UsageError):  # that the schedule is no longer possible
+    # A UsageError says that the schedule is no longer possible.
+    with closing(RuleProcesses(finding.scenario.rule)) as fresh, suppress(UsageError):
         bounds = replace(finding.scenario.bounds, rule=fresh)
         if any(moment.violation for moment in replay(replace(finding.scenario, bounds=bounds))):
             return finding

@@ -16,7 +16,7 @@ from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.reports.terminal import print_table, show_progress
-from odb_sim.studies.micro_batches import WaysToDivide, choose_balance, divide
+from odb_sim.studies.micro_batches import WaysToDivide, divide
 
 _HEADER: Final = ["way", "micro-batches", "least", "fill", "wait", "step s", "wait s"]
 HELP: Final = "divide samples of known lengths, as in reinforcement learning, and say what ranks wait"
@@ -67,7 +67,7 @@ def run_command(options: argparse.Namespace) -> int:
         "pad_to": options.pad_to,
         "oversize": options.oversize,
     }
-    balance = choose_balance(costs) if options.cost is None else get_cost(options.cost)
+    balance = costs.balance if options.cost is None else get_cost(options.cost)
     groups = None if lengths.resources is None or options.groups is None else lengths.resources[:, 0]
     try:
         with show_progress(f"{lengths.name}, {options.ranks:,} ranks", len(lengths)) as on_done:

@@ -4,7 +4,7 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const isNarrow = () => window.innerWidth < 640;
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 const escape = text => String(text).replace(/[&<>"]/g, c => "&#" + c.charCodeAt(0) + ";");
-const count = (n, one, many) => n.toLocaleString("en") + " " + (n === 1 ? one : many || one + "s");
+const count = (n, one) => n.toLocaleString("en") + " " + (n === 1 ? one : one + "s");
 const drawn = [];
 
 /** Returns a number as a reader wants it: three digits that matter, thousands apart. */
@@ -94,7 +94,7 @@ function lines(chart) {
   const format = value => show(value, chart.is_percent) + (chart.unit ? " " + chart.unit : ""), names = chart.series.map(one => one.name);
   const series = chart.series.map(one => ({type: "line", name: one.name, color: colour(one.colour), data: one.values.map((y, at) => at === chart.mark
       ? {value: y, symbolSize: 13, itemStyle: {color: colour("bg"), borderColor: colour("fault"), borderWidth: 2.5}} : y),
-      symbol: "circle", symbolSize: 6, showSymbol: chart.x.length <= 40, connectNulls: true, lineStyle: {width: chart.is_stack ? 0 : 2, type: one.dashed ? "dashed" : "solid"},
+      symbol: "circle", symbolSize: 6, showSymbol: chart.x.length <= 40, connectNulls: true, lineStyle: {width: chart.is_stack ? 0 : 2},
       ...(chart.is_stack ? {stack: "all", areaStyle: {opacity: 0.85}, symbol: "none"} : {})}));
   return {
     animation: false, legend: legend(names), series,
