@@ -46,12 +46,9 @@ Proof. intros s r. unfold never_ends, is_out. decides. Qed.
 Lemma take_goes_on : forall {h0} u v r, sound h0 v -> follows W u v -> r < W -> gone r = false -> rank_of u r = rank_of v r -> running u r = false -> takeable (rank_of v r) ->
   goes_on u.
 Proof.
-  intros h0 u v r R F H G Er Ru [NE L]. pose proof (so_invariant _ _ _ _ _ R) as I. destruct (queue (rank_of v r)) as [|x q] eqn:Q; [easy|].
-  pose proof (head_number W cfg depth input v r x q I H Q) as Nx.
-  assert (B : below (limit (rank_of v r)) (s_number x) = true).
-  { unfold below. destruct (limit (rank_of v r)) as [l|]; [|reflexivity]. apply Nat.ltb_lt. rewrite Nx. apply L. reflexivity. }
-  left. exists (LRank r StepTaken). eexists. split; [|split; [exact Logic.I|split; [split; [exact G|rewrite Er; apply (sound_live W cfg depth input v r R H)]|exact Logic.I]]].
-  eapply StepRank; [exact H|exact Ru|]. rewrite Er. simpl. rewrite Q, B. reflexivity.
+  intros h0 u v r R F H G Er Ru T. destruct (takes_its_step W cfg depth input v r R H T) as [t E]. rewrite <- Er in E. left. exists (LRank r StepTaken). eexists.
+  split; [exact (StepRank W cfg depth input u r StepTaken t H Ru E)|]. split; [exact Logic.I|]. split; [|exact Logic.I].
+  split; [exact G|rewrite Er; apply (sound_live W cfg depth input v r R H)].
 Qed.
 
 (** If no rank is lost, a step of the run without losses is also possible here. *)

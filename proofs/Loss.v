@@ -363,7 +363,7 @@ Lemma a_live_answer_is_the_last : forall u r x, lossy_reachable u -> r < W -> is
   nth_error (results u) (got u r) = Some x -> S (got u r) = length (log u).
 Proof.
   intros u r x Ru H L P E. destruct (a_live_rank_is_followed u r Ru H L) as [v [R [F [_ Ep]]]]. unfold results in E. rewrite (f_log _ _ _ F), (f_got _ _ _ F r H) in *. rewrite Ep in P.
-  apply (sync_message W cfg depth input v r x (invariant_of W cfg depth input ok v R) H P E).
+  apply (sync_answer v r x (g_sync _ _ _ _ _ (invariant_of W cfg depth input ok v R) r H) P E).
 Qed.
 
 Lemma all_are_current : forall u r, lossy_reachable u -> (forall q, q < W -> pending u q = true) -> r < W -> got u r = length (log u).

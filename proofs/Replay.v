@@ -349,7 +349,7 @@ Proof.
     { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|discriminate|right; exact I1|reflexivity|discriminate]. }
     destruct (negb _); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr.
     { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|discriminate|right; exact I1|etransitivity; [apply drain_steps|reflexivity]|].
-      match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end. }
+      drains. }
     destruct (o_ready a) eqn:Ra; [|discriminate]. simpl in E. destruct (target c a) as [|n] eqn:Ta.
     { injection E as <-. match goal with |- image _ _ _ _ _ (drain ?d ?o ?l ?w) => assert (Da : aligned (drain d o l w) = aligned w) by reflexivity; assert (Dw : window (drain d o l w) = window w) by reflexivity; assert (Dn : wanted (drain d o l w) = wanted w) by reflexivity; assert (De : ended (drain d o l w) = ended w) by reflexivity; pose proof (drain_phase d o l w) as Dp end.
       constructor; [rewrite drain_steps; etransitivity; [apply released_steps|exact I1]|discriminate|intros []|intros []| |intros X; destruct Dp; congruence|intros []].
@@ -397,7 +397,7 @@ Proof.
     + intros _. rewrite (proj2 (proj2 (part_is _ _ P1))). exact (IB Al).
   - destruct (failure_of rs) as [o|] eqn:Fo; [|discriminate]. injection E as <-. unfold h_step, next_view. rewrite Kk, Fo.
     apply (dead_image _ _ u); [intros A; exact A|discriminate|intros l Hk; injection Hk as -> _; exact (failure_of_kind _ _ Fo)|right; exact I1|etransitivity; [apply drain_steps|reflexivity]|].
-    match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end.
+    drains.
 Qed.
 
 Lemma start_images : images (start cfg).

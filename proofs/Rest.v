@@ -132,18 +132,11 @@ Qed.
 Lemma by_rank_perm : forall A B (f g : nat -> A -> list B) parts, (forall r k, nth_error parts r = Some k -> Permutation (f r k) (g r k)) ->
   Permutation (by_rank f parts) (by_rank g parts).
 Proof.
-  intros A B f g parts. unfold by_rank. assert (X : forall parts n, (forall r k, nth_error parts r = Some k -> Permutation (f (n + r) k) (g (n + r) k)) ->
-    Permutation (concat (map (fun rp => f (fst rp) (snd rp)) (combine (seq n (length parts)) parts))) (concat (map (fun rp => g (fst rp) (snd rp)) (combine (seq n (length parts)) parts)))).
-  { induction parts0 as [|k parts0 IH]; intros n H; [constructor|]. simpl. apply Permutation_app.
-    - specialize (H 0 k eq_refl). rewrite Nat.add_0_r in H. exact H.
-    - apply IH. intros r k' E. specialize (H (S r) k' E). rewrite Nat.add_succ_comm. exact H. }
-  intros H. apply (X parts 0 H).
+  intros A B f g parts H. apply concat_perms. intros [r k] I. apply H, numbered, I.
 Qed.
 
 Lemma by_rank_app : forall A B (f g : nat -> A -> list B) parts, Permutation (by_rank f parts ++ by_rank g parts) (by_rank (fun r k => f r k ++ g r k) parts).
-Proof.
-  intros A B f g parts. unfold by_rank. symmetry. apply concat_map_app.
-Qed.
+Proof. intros A B f g parts. symmetry. apply concat_map_app. Qed.
 
 Lemma by_rank_of_rank : forall A B (f : nat -> list B) (parts : list A), by_rank (fun r _ => f r) parts = concat (map f (seq 0 (length parts))).
 Proof.

@@ -258,14 +258,9 @@ Proof.
   destruct (nth_error ms 0) as [m|] eqn:Hm; [|apply nth_error_None in Hm; pose proof (some_rank _ _ ok); lia]. specialize (M 0 m Hm). unfold message_of in M.
   rewrite (firstn_snoc _ _ _ _ Ex), history_snoc in *. set (h := history (firstn n (results s))) in *. unfold alive, h_step in *. apply nth_error_In in Hm.
   destruct (h_kind h) as [|k| |o lm] eqn:K; try contradiction.
-  - destruct M as [_ [o [-> _]]]. destruct x as [a|cs|rs].
-    + destruct (is_bad a); [contradiction|]. destruct (o_stop_rank a); [contradiction|]. destruct (target c a); simpl in *; [contradiction|lia].
-    + destruct (reduce_counted _ _ Rd) as [l [-> _]]. apply in_map_iff in Hm as [y [Y _]]. discriminate.
-    + destruct (reduce_reported _ _ Rd) as [-> _]. apply in_map_iff in Hm as [y [Y _]]. discriminate.
-  - subst m. destruct x as [a|cs|rs].
-    + destruct (reduce_agreed _ _ Rd) as [l [-> _]]. apply in_map_iff in Hm as [y [Y _]]. discriminate.
-    + simpl. lia.
-    + destruct (reduce_reported _ _ Rd) as [-> _]. apply in_map_iff in Hm as [y [Y _]]. discriminate.
+  - destruct M as [_ [o [-> _]]]. destruct x as [a|cs|rs]; [|destruct (reduce_says _ _ _ Rd Hm)..].
+    destruct (is_bad a); [contradiction|]. destruct (o_stop_rank a); [contradiction|]. destruct (target c a); simpl in *; [contradiction|lia].
+  - subst m. destruct x as [a|cs|rs]; [destruct (reduce_says _ _ _ Rd Hm)|simpl; lia|destruct (reduce_says _ _ _ Rd Hm)].
 Qed.
 
 Lemma begun_seen : forall d s r k, tells W c src input d s -> r < W -> has_begun (rank_of s r) -> round (rank_of s r) = k ->

@@ -107,7 +107,7 @@ Proof.
     split; [|auto]. constructor; unfold steps_in_place; rewrite ?S1, ?Hr, ?Ct; [exact P1| |].
     + split; [intros Hs; rewrite Al; unfold align_at; rewrite Hs; reflexivity|]. intros x Ix. apply P3, (Permutation_in _ Pm), in_or_app. auto.
     + rewrite Wt. destruct (has_steps c (round u)) eqn:Hs; [intros x []|]. rewrite (the_first_round_stays c Up _ Hs). intros x Ix. specialize (P3 x Ix). pose proof (Ri (S (round u)) (S (S (round u)))). lia.
-  - destruct (count_cases _ _ _ _ _ E) as [Lc [Al [_ [_ [Pt _]]]]]. destruct (count_rounds _ _ _ _ _ E (Kp eq_refl)) as [new [S2 [S3 Rn]]].
+  - destruct (count_cases _ _ _ _ _ E) as [Lc [Al [_ [_ [Pt New]]]]]. destruct (New (Kp eq_refl)) as [new [S2 [S3 [_ Rn]]]].
     pose proof (held_count _ _ _ _ _ E) as He. assert (Cut : cut c (gsum u) cs = length cs) by (unfold cut; rewrite Nq; reflexivity).
     cbv zeta in He. rewrite Cut in S3, He. rewrite Lc in S3, He. rewrite firstn_all in S3. rewrite skipn_all in He. simpl in He. unfold held in He. injection He as Hw _ _ Hr.
     assert (Ct : coming t = coming u) by (unfold coming, in_count; rewrite Ph; destruct Pt as [-> | ->]; rewrite Hr; lia).
