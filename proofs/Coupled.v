@@ -152,9 +152,6 @@ Proof.
   unfold results in E. rewrite <- (map_length snd). apply nth_error_Some. congruence.
 Qed.
 
-Lemma in_messages : forall s m, In m (messages W s) -> exists r, r < W /\ m = message (rank_of s r).
-Proof. intros s m H. unfold messages in H. apply in_map_iff in H as [r [<- Hr]]. apply in_seq in Hr. exists r. split; [lia|reflexivity]. Qed.
-
 (** The messages of one exchange are always of one kind and one size. *)
 Theorem every_exchange_that_all_have_joined_completes : forall s, invariant s -> (forall r, r < W -> pending s r = true) -> exists x, reduce (messages W s) = Some x.
 Proof.
@@ -164,7 +161,7 @@ Proof.
   assert (NE : messages W s <> []) by (intros E; pose proof (messages_length W s) as L; rewrite E in L; simpl in L; lia).
   assert (Say : forall m, In m (messages W s) -> match h_kind (whole s), m with
     | NOffer, MOffer _ | NReport, MReport _ => True | NCount n, MCounts cs => length cs = n | _, _ => False end).
-  { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K Wa]. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
+  { intros m Hm. apply in_map_iff in Hm as [r [<- H]]. apply in_seq in H as [_ H]. simpl in H. destruct (C r H) as [K Wa]. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
     pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa. destruct (message (rank_of s r)) as [o|cs|x]; destruct Sa as [Ph Sa]; rewrite Ph in Kk; [|destruct Kk as [Kk _]|]; rewrite Kk; auto.
     rewrite Sa. apply map_length. }
   destruct (h_kind (whole s)) as [|n| |o l] eqn:Hk.
@@ -206,9 +203,6 @@ Proof.
   intros m' E. injection E as <-. exact B.
 Qed.
 
-Lemma broken_or_not : forall s r, decidable (broken s r).
-Proof. intros s r. unfold broken. decides. Qed.
-
 (** A trainer that waits in a step waits for one that can go on, or for one whose consumer has left. *)
 Lemma trainer_goes_on : forall s r, sound s -> r < W -> running s r = true ->
   (forall i n l, h_kind (whole s) = NClosed (Stopped i n) l -> length (taken (rank_of s r)) <= l) ->
@@ -218,7 +212,7 @@ Proof.
   destruct (min_exists (fun i => length (taken (rank_of s i))) W (some_rank _ _ ok)) as [q [Hq M]].
   destruct (le_lt_dec (length (taken (rank_of s r))) (length (taken (rank_of s q)))) as [L|L].
   { assert (Tr : forall i, i < W -> length (taken (rank_of s r)) <= length (taken (rank_of s i))) by (intros i Hi; specialize (M i Hi); simpl in M; lia).
-    destruct (broken_or_not s r) as [B|B].
+    assert (D : decidable (broken s r)) by (unfold broken; decides). destruct D as [B|B].
     - right. right. split; [exact B|]. eexists. eexists. split; [|apply (StepTrained W cfg depth input s r H Ru Tr)]. split; exact Logic.I.
     - left. eexists. eexists. split; [|apply (StepTrained W cfg depth input s r H Ru Tr)]. split; [split; exact Logic.I|exact B]. }
   destruct (running s q) eqn:Rq.

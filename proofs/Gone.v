@@ -39,9 +39,6 @@ Definition goes_on (s : sys) : Prop :=
   (exists l t, step s l t /\ by_itself W s l /\ lives s l /\ match l with LTrained r => ~ never_ends s r | _ => True end) \/
   exists r, is_to_be_told s r.
 
-Lemma never_ends_or_not : forall s r, decidable (never_ends s r).
-Proof. intros s r. unfold never_ends, is_out. decides. Qed.
-
 (** A consumer on a rank that has not been told can take a step. *)
 Lemma take_goes_on : forall {h0} u v r, sound h0 v -> follows W u v -> r < W -> gone r = false -> rank_of u r = rank_of v r -> running u r = false -> takeable (rank_of v r) ->
   goes_on u.
@@ -114,7 +111,7 @@ Proof.
   2:{ left. apply (take_goes_on u v r R F H Gr Xr Run). split.
       - destruct (t_released _ _ (g_tight _ _ _ _ _ I r H) Ob) as [D|[l' [D1 D2]]]; [|specialize (Li l' D1); lia]. intros Q. rewrite Q in D. simpl in D. specialize (deep r H). lia.
       - intros l' L. specialize (Li l' L). lia. }
-  destruct (never_ends_or_not u r) as [Ne|Ne]; [auto 6|].
+  assert (D : decidable (never_ends u r)) by (unfold never_ends, is_out; decides). destruct D as [Ne|Ne]; [auto 6|].
   destruct (min_exists (fun i => length (taken (rank_of u i))) W SR) as [q [Hq M]]. simpl in M.
   destruct (le_lt_dec (length (taken (rank_of u r))) (length (taken (rank_of u q)))) as [Lq|Lq].
   { left. left. exists (LTrained r). eexists. split; [|split; [exact Logic.I|split; [exact Gr|exact Ne]]]. apply StepTrained; [exact H|exact Run|]. intros i Hi. specialize (M i Hi). lia. }

@@ -78,7 +78,7 @@ Proof.
     - apply andb_true_iff in M as [O _]. left. exists [], g, gs. auto.
     - destruct IH as [[a [h [b [-> [O ->]]]]]|[F ->]]; [left; exists (g :: a), h, b; auto|right; auto]. }
   destruct (P (fullest x gs) gs) as [C|[F E]]; [left; exact C|right; split; [|exact E]]. clear P E.
-  (* If some row were open, one of those that are would have as many tokens as the fullest. *)
+  (* If some row were open, one of the open rows would hold what the fullest of them holds. *)
   assert (N : fullest x gs = 0 \/ exists g, In g gs /\ is_open x g && (S (total g) =? fullest x gs) = true).
   { clear F. induction gs as [|g gs IH]; [auto|]. cbn [fullest fold_right In] in *. fold (fullest x gs) in *. destruct (is_open x g) eqn:O; [right|destruct IH as [IH|[h [I H]]]; eauto].
     destruct (Nat.max_spec (S (total g)) (fullest x gs)) as [[L ->]|[L ->]].

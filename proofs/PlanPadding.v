@@ -183,15 +183,13 @@ Proof.
   pose proof (of_some (Nat.max (len x) (longest g)) ltac:(lia)). nia.
 Qed.
 
-Lemma halfway_is : forall g, 1 < length g -> 1 <= halfway g < length g.
-Proof. intros g L. unfold halfway. lia. Qed.
-
 Lemma halve_first_is : forall l most gs, 1 <= most -> runs_ok l gs -> In most (map halvable gs) ->
   runs_ok l (halve_first most gs) /\ length (halve_first most gs) = S (length gs).
 Proof.
   intros l most gs M. revert l. induction gs as [|g gs IH]; simpl; intros l [C F] I; [easy|]. inversion F as [|? ? [Nh R] G]; subst.
   destruct (halvable g =? most) eqn:E.
-  - apply Nat.eqb_eq in E. unfold halvable in E. destruct (1 <? length g) eqn:L; [|lia]. apply Nat.ltb_lt, halfway_is in L.
+  - apply Nat.eqb_eq in E. unfold halvable in E. destruct (1 <? length g) eqn:L; [|lia]. apply Nat.ltb_lt in L.
+    assert (Hw : 1 <= halfway g < length g) by (unfold halfway; lia).
     pose proof R as R'. rewrite <- (firstn_skipn (halfway g) g) in R'. apply padded_room_parts in R'. destruct R' as [Ra Rb].
     split; [split|reflexivity].
     + simpl. rewrite app_assoc, firstn_skipn. reflexivity.

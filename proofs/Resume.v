@@ -121,20 +121,14 @@ Proof.
   set (w := place c rank (steps_of u) (save u)). assert (St : map shared (steps_of u) = h_steps h) by (rewrite (al_steps _ _ A); apply (k_steps _ _ _ _ _ _ K1)).
   assert (Ln : length (steps_of u) = length (h_steps h)) by (rewrite <- St, map_length; reflexivity).
   unfold load. fold w. split; [apply post_core|apply post_tight; simpl; try discriminate; [lia|intros X; contradiction X; reflexivity]].
-  constructor; try (simpl; discriminate).
-  - exact F1.
-  - reflexivity.
+  constructor; try (simpl; discriminate); try exact F1; try exact F5; try exact F6; try (simpl; reflexivity).
   - unfold steps_of at 1. simpl. rewrite app_nil_r. exact St.
   - unfold released_of. simpl. rewrite app_nil_r. exact Ln.
-  - exact F5.
-  - exact F6.
   - unfold steps_of at 1. unfold w, place. cbn [taken queue released plan aligned window read concat app]. rewrite app_nil_r, F2, F3, (i_steps _ _ _ _ _ _ Im). exact C.
   - unfold w, place. cbn [read]. rewrite F2. exact Le.
   - unfold w, place. cbn [ended read wanted]. intros E. rewrite F2, E. split; [rewrite (Re E); lia|reflexivity].
-  - reflexivity.
   - unfold w, place. cbn [ended window wanted]. left. unfold has_more. cbn [ended window wanted]. destruct (b_ended (save u)); [left; reflexivity|right].
     unfold coming, in_count. cbn [round at_phase]. rewrite Nat.add_0_r. destruct (has_steps c (b_round (save u))) eqn:Hs; [left|auto]. pose proof (ok_window _ OK rank _ Hs). lia.
-  - reflexivity.
 Qed.
 
 End Saved.
