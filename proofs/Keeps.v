@@ -354,8 +354,6 @@ Proof.
   - destruct S. constructor; try assumption. intros l Hk. exfalso. exact (none_draws_after_the_end s r n la I H D _ _ Hk).
 Qed.
 
-End Keeps.
-
 (** ** The third invariant *)
 
 Lemma first_failed_spec : forall rs, match first_failed rs with
@@ -391,15 +389,6 @@ Proof.
   intros c r d s e t E. destruct (answer_or_own e) as [[x ->]|NG]; [apply (answer_keeps _ _ _ _ _ _ E)|].
   destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> D]]; destruct e; try discriminate; try reflexivity. destruct G as [x [q [Q _]]]. exists x. simpl. rewrite Q. reflexivity.
 Qed.
-
-Section Sound.
-Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
-Hypothesis ok : setting_ok W cfg.
-Context {h0 : origin}.
-Notation invariant := (System.invariant W cfg depth input (h0 := h0)).
-Notation second := (second W cfg (h0 := h0)).
-Notation step := (System.step W cfg depth input).
-Notation whole := (whole_from cfg h0).
 
 Definition outcome_true (s : sys) (o : outcome_kind) : Prop :=
   match o with
@@ -442,7 +431,7 @@ Proof.
     exists r, c. rewrite Ry. eauto 6.
   - assert (NF : forall q, q < W -> failing s q -> False).
     { intros q Hq [_ F2]. destruct (X q Hq) as [Ph [y [Hy [Po _]]]]. destruct (F2 Ph) as [y' [Po' C]]. rewrite Po in Po'. injection Po' as <-. apply C, F. eapply nth_error_In, Hy. }
-    destruct (n_report _ _ _ S Hk) as [[q [Hq Fq]]|[q [Hq D]]]; [exfalso; eapply NF; eauto|].
+    destruct (n_report _ S Hk) as [[q [Hq Fq]]|[q [Hq D]]]; [exfalso; eapply NF; eauto|].
     destruct (X 0 ltac:(lia)) as [_ [x0 [H0 [_ [_ P0]]]]]. destruct (X q Hq) as [_ [xq [Hxq [_ [_ Pq]]]]].
     destruct rs as [|r0 rs]; [simpl in L; lia|]. simpl in H0. injection H0 as ->.
     destruct (first_different_some (x0 :: rs) x0 xq) as [i Hi]; [eapply nth_error_In, Hxq|congruence|]. rewrite Hi. exists (Mismatch i). split; [reflexivity|]. right. eauto 8.
@@ -511,7 +500,7 @@ Proof.
     + constructor; [|constructor]. destruct x as [a|cs|rs]; simpl; auto. destruct (reports_say s rs I S P Rd) as [o [-> _]]. discriminate.
     + destruct (d_rounds s IH) as [R1 R2]. pose proof (ok_updates _ (configs_ok _ _ ok 0 (some_rank _ _ ok))) as Up. rewrite whole_snoc. simpl log. rewrite app_length. simpl length. unfold h_step. destruct x as [a|cs|rs].
       * rewrite K0 in *. simpl in R2. destruct (is_bad a); simpl; [lia|]. destruct (o_stop_rank a); simpl; [lia|]. destruct (target (cfg 0) a); simpl; lia.
-      * destruct (n_count _ _ _ S _ K0) as [_ T1]. rewrite K0 in *. simpl in R2. cbn [h_round h_steps h_kind]. rewrite app_length, make_shared_length, firstn_length.
+      * destruct (n_count _ S _ K0) as [_ T1]. rewrite K0 in *. simpl in R2. cbn [h_round h_steps h_kind]. rewrite app_length, make_shared_length, firstn_length.
         pose proof (a_round_adds_a_step_if_it_has_any (cfg 0) (h_round (whole s)) Up) as A. split; [|simpl; lia].
         pose proof (cut_pos (cfg 0) (h_samples (whole s)) cs) as C. pose proof (cut_le (cfg 0) (h_samples (whole s)) cs).
         destruct T1 as [[_ T1]|[T1 _]]; [rewrite T1 in A; lia|]. destruct cs; [simpl in T1; lia|]. specialize (C ltac:(discriminate)). destruct (has_steps _ _); simpl in *; lia.
@@ -524,13 +513,13 @@ Record sound (s : sys) : Prop := { so_invariant :> invariant s; so_second :> sec
 
 Lemma step_keeps_sound : forall s l t, sound s -> step s l t -> sound t.
 Proof.
-  intros s l t [I S T] St. destruct (step_keeps_second W cfg depth input ok s l t I S St) as [I' S']. constructor; [exact I'|exact S'|exact (step_keeps_third s l t I S T St)].
+  intros s l t [I S T] St. destruct (step_keeps_second s l t I S St) as [I' S']. constructor; [exact I'|exact S'|exact (step_keeps_third s l t I S T St)].
 Qed.
 
 Lemma leads_sound : forall s t, leads W cfg depth input s t -> sound s -> sound t.
 Proof. induction 1 as [s|s t l u Ld IH St]; intros R; [exact R|exact (step_keeps_sound t l u (IH R) St)]. Qed.
 
-End Sound.
+End Keeps.
 
 Lemma sound_of : forall {W cfg depth input}, setting_ok W cfg -> forall {s}, System.reachable W cfg depth input s -> sound W cfg depth input (h0 := fresh) s.
 Proof.

@@ -128,16 +128,14 @@ Proof. intros l m gs hs [P F] [Q G]. split; [rewrite concat_app; congruence|appl
 Definition is_apart (l : list sample) (count apart : nat) (found : list group) : Prop :=
   runs_ok (firstn (length l - apart) l) found /\ length found <= count - apart /\ apart <= length l /\ apart <= count.
 
-Lemma middle_between : forall n m, 1 < m - n -> n < (n + m) / 2 < m.
-Proof.
-  intros n m L. pose proof (Nat.div_mod_eq (n + m) 2) as E. pose proof (Nat.mod_upper_bound (n + m) 2 ltac:(lia)). lia.
-Qed.
+Lemma middle_between : forall n m, n < m -> n <= (n + m) / 2 < m /\ (1 < m - n -> n < (n + m) / 2).
+Proof. intros n m L. pose proof (Nat.div_mod_eq (n + m) 2) as E. pose proof (Nat.mod_upper_bound (n + m) 2 ltac:(lia)). lia. Qed.
 
 Lemma set_apart_is : forall l count, fit_padded l -> forall fuel apart beyond found, beyond <= length l -> beyond <= count ->
   is_apart l count apart found -> let (n, gs) := set_apart l count fuel apart beyond found in is_apart l count n gs.
 Proof.
   intros l count F. induction fuel as [|fuel IH]; intros apart beyond found B C H; simpl; [exact H|].
-  destruct (1 <? beyond - apart) eqn:L; [|exact H]. apply Nat.ltb_lt, middle_between in L.
+  destruct (1 <? beyond - apart) eqn:L; [|exact H]. apply Nat.ltb_lt in L. pose proof (middle_between apart beyond ltac:(lia)).
   destruct (_ <=? _) eqn:E; apply IH; try lia; [|exact H]. apply Nat.leb_le in E.
   split; [apply runs_are_ok, Forall_firstn, F|]. lia.
 Qed.
@@ -155,7 +153,7 @@ Theorem setting_apart_ends : forall l count more fuel apart beyond found, beyond
 Proof.
   intros l count more. induction fuel as [|fuel IH]; intros apart beyond found L.
   - destruct more; simpl; [reflexivity|]. replace (1 <? beyond - apart) with false; [reflexivity|]. symmetry. apply Nat.ltb_ge. lia.
-  - simpl. destruct (1 <? beyond - apart) eqn:E; [|reflexivity]. apply Nat.ltb_lt, middle_between in E.
+  - simpl. destruct (1 <? beyond - apart) eqn:E; [|reflexivity]. apply Nat.ltb_lt in E. pose proof (middle_between apart beyond ltac:(lia)).
     destruct (_ <=? _); apply IH; lia.
 Qed.
 
@@ -165,8 +163,7 @@ Proof.
   intros l count more. induction fuel as [|fuel IH]; intros low high found L.
   - destruct more; simpl; [reflexivity|]. replace (low <? high) with false; [reflexivity|]. symmetry. apply Nat.ltb_ge. lia.
   - simpl. destruct (low <? high) eqn:E; [|reflexivity]. apply Nat.ltb_lt in E.
-    assert (low <= (low + high) / 2 < high).
-    { pose proof (Nat.div_mod_eq (low + high) 2) as D. pose proof (Nat.mod_upper_bound (low + high) 2 ltac:(lia)). lia. }
+    pose proof (middle_between low high E).
     destruct (_ <=? _); apply IH; lia.
 Qed.
 

@@ -14,10 +14,7 @@ Proof. intros size k j L. induction L; simpl; lia. Qed.
 Lemma positions_of_a_part : forall (l : list sample) k, (forall i x, nth_error l i = Some x -> pos x = k + i) ->
   forall n m x, In x (firstn m (skipn n l)) -> k + n <= pos x < k + n + m.
 Proof.
-  induction l as [|a l IH]; intros k P n m x I; [rewrite skipn_nil, firstn_nil in I; easy|].
-  assert (P' : forall i y, nth_error l i = Some y -> pos y = S k + i) by (intros i y E; rewrite (P (S i) y E); lia).
-  destruct n as [|n]; simpl in I; [|specialize (IH _ P' n m x I); lia].
-  destruct m as [|m]; simpl in I; [easy|]. destruct I as [<-|I]; [rewrite (P 0 a eq_refl); lia|]. specialize (IH _ P' 0 m x I). lia.
+  intros l k P n m x I. apply In_nth_error in I as [j E]. apply nth_error_of_firstn in E as [L E]. rewrite nth_error_of_skipn in E. rewrite (P _ _ E). lia.
 Qed.
 
 (** ** A rank's samples lie in the windows of its rounds *)
