@@ -390,7 +390,8 @@ Proof.
       simpl in E. fold u in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
       * destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]].
         assert (Rd : read t = read u /\ round t = round u /\ (at_phase t <> COUNT -> marks t = marks u) /\ (at_phase t = COUNT -> marks t = last_n age (marks u ++ [read u]))).
-        { clear - E. each_agreement E B Sr Ra Tg Ea; (split; [reflexivity|]); (split; [reflexivity|]); (split; [try reflexivity|intros P; first [discriminate P|reflexivity|drains]]). intros P. contradiction P. reflexivity. }
+        { clear - E. each_agreement E B Sr Ra Tg Ea; (split; [reflexivity|]); (split; [reflexivity|]);
+            (split; [try reflexivity|intros P; first [discriminate P|reflexivity|drains]]). intros P. contradiction P. reflexivity. }
         destruct Rd as [Rd1 [Rd2 [Rd3 Rd4]]]. destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold in_count in Y3. rewrite Ph in Y3.
         assert (Au : aligned u = []) by (apply (k_aligned _ _ _ _ _ _ K); fold u; rewrite Ph; discriminate).
         assert (Dec : at_phase t = COUNT \/ at_phase t <> COUNT) by (destruct (at_phase t); auto; right; discriminate). destruct Dec as [Pt|Pt].

@@ -470,7 +470,8 @@ End Align.
 Theorem the_steps_of_an_alignment_are_lined_up_by_falling_cost : forall M gs target due, gauge_ok M ->
   StronglySorted (fun g h => cost_of M h <= cost_of M g) (fst (align M (fullest_first M) gs target due)).
 Proof.
-  intros M gs target due ok. assert (L : line_ok (fullest_first M)) by (split; simpl; try apply falling_orders; intros g; rewrite (ok_idle M ok); reflexivity).
+  intros M gs target due ok. assert (L : line_ok (fullest_first M))
+    by (split; simpl; try apply falling_orders; intros g; rewrite (ok_idle M ok); reflexivity).
   pose proof (the_steps_of_an_alignment_are_lined_up M _ gs target due L) as S.
   eapply sorted_weaker; [|exact S]. intros g h. apply Nat.leb_le.
 Qed.

@@ -26,7 +26,8 @@ Proof. intros. apply flat_map_app. Qed.
 Lemma in_force_app : forall c r rs qs k, k <= length (agreed_budgets rs) -> in_force c r (rs ++ qs) k = in_force c r rs k.
 Proof. intros c r rs qs [|k] L; [reflexivity|]. simpl. rewrite agreed_budgets_app, app_nth1 by lia. reflexivity. Qed.
 
-Lemma reduce_budgets : forall ms a, reduce ms = Some (Agreed a) -> exists os, ms = map MOffer os /\ o_budget a = fold_left min_opt (map o_budget os) None.
+Lemma reduce_budgets : forall ms a, reduce ms = Some (Agreed a) -> exists os, ms = map MOffer os /\
+  o_budget a = fold_left min_opt (map o_budget os) None.
 Proof.
   intros ms a R. destruct (reduce_is _ _ R) as [os [E [_ [o [l [-> ->]]]]]]. exists (o :: l). split; [exact E|].
   rewrite (fold_field o_budget (fun _ _ => eq_refl)). simpl. destruct (o_budget o); reflexivity.
@@ -99,8 +100,10 @@ Proof.
       * rewrite Sr. cbn [h_kind]. rewrite <- (Ec Ba), Tg. exact Logic.I.
       * rewrite Sr. cbn [h_kind]. rewrite <- (Ec Ba), Tg. split; [exact Ln|]. split.
          -- rewrite (agree_budget _ _ _ _ _ _ E Pt). simpl. rewrite agreed_budgets_app, app_nth2 by lia. rewrite B1, Rt, Nat.sub_diag. reflexivity.
-         -- rewrite Rt, in_force_app by lia. rewrite Al. unfold align_at. destruct (has_steps _ _) eqn:Hs; [|constructor]. apply aligned_keeps; [exact H|].
-            destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. destruct (of_ready _ _ _ _ O (Ad Ra o Po)) as [_ [_ [-> _]]]. unfold groups_at. rewrite Hs, B2. apply formed, H.
+         -- rewrite Rt, in_force_app by lia. rewrite Al. unfold align_at.
+            destruct (has_steps _ _) eqn:Hs; [|constructor]. apply aligned_keeps; [exact H|].
+            destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]].
+            destruct (of_ready _ _ _ _ O (Ad Ra o Po)) as [_ [_ [-> _]]]. unfold groups_at. rewrite Hs, B2. apply formed, H.
     + destruct Kk as [Kk _]. rewrite Kk in IH1. destruct IH1 as [B1 [B2 B3]]. destruct (count_cases _ _ _ _ _ E) as [_ [Al [_ [_ [_ New]]]]].
       destruct (New (k_plan _ _ _ _ _ _ K Ph)) as [new [S2 [S3 [_ S4]]]].
       destruct (count_budget _ _ _ _ _ E) as [Bt Rt].

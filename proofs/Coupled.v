@@ -132,7 +132,8 @@ Proof.
     destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. exact (Fl Ro).
   - destruct (reduce_is _ _ ER) as [l [-> [F _]]]. apply in_map_iff in Em as [c [Ec Ic]]. rewrite <- Ec in Sa. destruct Sa as [Ph ->]. rewrite Ph.
     rewrite Forall_forall in F. specialize (F _ Ic). rewrite map_length in F. unfold count. rewrite F, Nat.eqb_refl. simpl. eauto.
-  - pose proof (reduce_is _ _ ER) as Ems. simpl in Ems. rewrite Ems in Em. apply in_map_iff in Em as [y [Ey _]]. rewrite <- Ey in Sa. destruct Sa as [Ph _]. rewrite Ph. destruct (failure_of rs); [eauto|easy].
+  - pose proof (reduce_is _ _ ER) as Ems. simpl in Ems. rewrite Ems in Em. apply in_map_iff in Em as [y [Ey _]].
+    rewrite <- Ey in Sa. destruct Sa as [Ph _]. rewrite Ph. destruct (failure_of rs); [eauto|easy].
 Qed.
 
 (** A rank whose result is there receives it. If it shares an order, it draws first (in this proof, all that is left). *)
@@ -161,7 +162,8 @@ Proof.
   assert (NE : messages W s <> []) by (intros E; pose proof (messages_length W s) as L; rewrite E in L; simpl in L; lia).
   assert (Say : forall m, In m (messages W s) -> match h_kind (whole s), m with
     | NOffer, MOffer _ | NReport, MReport _ => True | NCount n, MCounts cs => length cs = n | _, _ => False end).
-  { intros m Hm. apply in_map_iff in Hm as [r [<- H]]. apply in_seq in H as [_ H]. simpl in H. destruct (C r H) as [K Wa]. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
+  { intros m Hm. apply in_map_iff in Hm as [r [<- H]]. apply in_seq in H as [_ H]. simpl in H.
+    destruct (C r H) as [K Wa]. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
     pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa. destruct (message (rank_of s r)) as [o|cs|x]; destruct Sa as [Ph Sa]; rewrite Ph in Kk; [|destruct Kk as [Kk _]|]; rewrite Kk; auto.
     rewrite Sa. apply map_length. }
   destruct (h_kind (whole s)) as [|n| |o l] eqn:Hk.
@@ -186,10 +188,12 @@ Proof.
   intros s r x q I H E. eapply step_number; [apply (g_core _ _ _ _ _ I r H)|apply history_numbered|]. unfold steps_of. rewrite E, nth_error_app2, Nat.sub_diag by lia. reflexivity.
 Qed.
 
-Lemma takes_its_step : forall s r, invariant s -> r < W -> takeable (rank_of s r) -> exists t, transition (cfg r) r (depth r) (rank_of s r) StepTaken = Some t.
+Lemma takes_its_step : forall s r, invariant s -> r < W -> takeable (rank_of s r) ->
+  exists t, transition (cfg r) r (depth r) (rank_of s r) StepTaken = Some t.
 Proof.
   intros s r I H [NE L]. destruct (queue (rank_of s r)) as [|x q] eqn:Q; [easy|]. pose proof (head_number s r x q I H Q) as Nx. simpl. rewrite Q.
-  replace (below _ _) with true; [eauto|]. symmetry. unfold below. destruct (limit _) as [l|]; [|reflexivity]. apply Nat.ltb_lt. rewrite Nx. exact (L l eq_refl).
+  replace (below _ _) with true; [eauto|]. symmetry. unfold below. destruct (limit _) as [l|]; [|reflexivity].
+  apply Nat.ltb_lt. rewrite Nx. exact (L l eq_refl).
 Qed.
 
 Lemma take_possible : forall s r, invariant s -> r < W -> running s r = false -> takeable (rank_of s r) -> can (calm s) s.

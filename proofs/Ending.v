@@ -179,7 +179,8 @@ Proof.
   - destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a) as [q'|] eqn:Sr; [|simpl in Hk; destruct (target (cfg 0) a); discriminate].
     simpl in Hk. injection Hk as -> Hn _. destruct (reduce_is _ _ Rd) as [all [Em [_ [o0 [os [-> Ra]]]]]].
     exists (o0 :: os), a. split; [apply in_or_app; right; left; rewrite Em; reflexivity|].
-    pose proof (fold_min o_stop_rank (fun _ _ => eq_refl) os o0) as F1. pose proof (fold_min o_stop_step (fun _ _ => eq_refl) os o0) as F2. rewrite <- Ra in F1, F2. rewrite Sr in F1.
+    pose proof (fold_min o_stop_rank (fun _ _ => eq_refl) os o0) as F1.
+    pose proof (fold_min o_stop_step (fun _ _ => eq_refl) os o0) as F2. rewrite <- Ra in F1, F2. rewrite Sr in F1.
     split; [exact F1|]. destruct (o_stop_step a) as [k|]; [subst k; exact F2|exfalso].
     destruct F1 as [[x [Hx Sx]] _]. specialize (F2 x Hx). apply In_nth_error in Hx as [i Hi].
     assert (Hm : nth_error (messages W s) i = Some (MOffer x)) by (rewrite Em; apply (map_nth_error MOffer i (o0 :: os) Hi)).

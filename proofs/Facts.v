@@ -30,7 +30,8 @@ Record same (s t : state) : Prop := {
 Lemma transition_same : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t -> same s t.
 Proof.
   intros c r d s e t NG E. assert (Same : exists x, taken s = taken s ++ x) by (exists []; symmetry; apply app_nil_r).
-  destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> _]]; [|constructor; auto]. destruct e as [xs en full| |x| | |cause|]; try (constructor; simpl; auto; fail).
+  destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> _]]; [|constructor; auto].
+  destruct e as [xs en full| |x| | |cause|]; try (constructor; simpl; auto; fail).
   - constructor; simpl; auto; [intros ->; reflexivity|intros Wa; destruct G; contradiction].
   - destruct G as [x [q [Q _]]]. constructor; simpl; eauto.
     change (steps_of (deliver d (set_taken (taken s ++ firstn 1 (queue s)) (set_queue (tl (queue s)) s))) = steps_of s). rewrite (proj1 (deliver_steps d _)).
@@ -99,7 +100,10 @@ Proof.
 Qed.
 
 Lemma make_steps_in : forall gs cs n rd y, In y (make_steps n rd gs cs) -> s_round y = rd /\ In (s_group y) gs.
-Proof. induction gs as [|g gs IH]; intros [|c cs] n rd y H; simpl in *; try contradiction. destruct H as [<-|H]; [auto|]. destruct (IH _ _ _ _ H). auto. Qed.
+Proof.
+  induction gs as [|g gs IH]; intros [|c cs] n rd y H; simpl in *; try contradiction. destruct H as [<-|H]; [auto|].
+  destruct (IH _ _ _ _ H). auto.
+Qed.
 
 Lemma count_cases : forall c rank cs s t, count c rank cs s = Some t ->
   length cs = length (aligned s) /\ aligned t = [] /\ failure t = failure s /\ taken t = taken s /\ (at_phase t = FILL \/ at_phase t = OFFER) /\
@@ -108,7 +112,8 @@ Lemma count_cases : forall c rank cs s t, count c rank cs s = Some t ->
 Proof.
   intros c rank cs s t E. destruct (count_eq _ _ _ _ _ E) as [L ->]. split; [exact L|]. split; [reflexivity|]. split; [reflexivity|]. split; [reflexivity|].
   split; [match goal with |- context[post c rank ?u] => destruct (post_phase c rank u) as [-> |[_ ->]]; auto end|].
-  intros Pl. exists (make_steps (planned s) (round s) (firstn (cut c (gsum s) cs) (aligned s)) cs). split; [unfold steps_of; simpl; rewrite Pl, app_nil_r, !app_assoc; reflexivity|].
+  intros Pl. exists (make_steps (planned s) (round s) (firstn (cut c (gsum s) cs) (aligned s)) cs).
+  split; [unfold steps_of; simpl; rewrite Pl, app_nil_r, !app_assoc; reflexivity|].
   split; [|split; [reflexivity|apply Forall_forall; intros x Ix; apply (make_steps_in _ _ _ _ _ Ix)]].
   apply make_steps_groups. rewrite firstn_length. pose proof (cut_le c (gsum s) cs). lia.
 Qed.
@@ -243,7 +248,8 @@ Proof.
   pose proof (g_core _ _ _ _ _ I 0 H) as K. rewrite E in K. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
   pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa. pose proof (nth_error_In _ _ (messages_nth W s 0 H)) as Im. pose proof (reduce_says _ _ _ R Im) as Say.
   destruct (message (rank_of s 0)) as [o|cs'|y], x as [a|cs|rs]; try contradiction; destruct Sa as [Ph Sa]; rewrite Ph in Kk; [exact Kk| |exact Kk].
-  destruct (reduce_is _ _ R) as [l [El [F _]]]. rewrite El in Im. apply in_map_iff in Im as [c [Ec Ic]]. injection Ec as ->. rewrite Forall_forall in F.
+  destruct (reduce_is _ _ R) as [l [El [F _]]]. rewrite El in Im. apply in_map_iff in Im as [c [Ec Ic]].
+  injection Ec as ->. rewrite Forall_forall in F.
   destruct Kk as [Kk _]. rewrite <- (F _ Ic), Kk, Sa, map_length. reflexivity.
 Qed.
 

@@ -43,7 +43,8 @@ Definition goes_on (s : sys) : Prop :=
 Lemma take_goes_on : forall {h0} u v r, sound h0 v -> follows W u v -> r < W -> gone r = false -> rank_of u r = rank_of v r -> running u r = false -> takeable (rank_of v r) ->
   goes_on u.
 Proof.
-  intros h0 u v r R F H G Er Ru T. destruct (takes_its_step W cfg depth input v r R H T) as [t E]. rewrite <- Er in E. left. exists (LRank r StepTaken). eexists.
+  intros h0 u v r R F H G Er Ru T. destruct (takes_its_step W cfg depth input v r R H T) as [t E]. rewrite <- Er in E.
+  left. exists (LRank r StepTaken). eexists.
   split; [exact (StepRank W cfg depth input u r StepTaken t H Ru E)|]. split; [exact Logic.I|]. split; [|exact Logic.I].
   split; [exact G|rewrite Er; apply (sound_live W cfg depth input v r R H)].
 Qed.

@@ -33,7 +33,8 @@ Theorem the_shipped_configuration_meets_every_assumption : forall l C whole padd
   config_ok (shipped l C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o bounded).
 Proof.
   intros l C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o bounded Co A Wb.
-  pose proof (every_layout_and_cost_measures_groups_as_is_asked l C Co) as M. constructor; simpl; auto using in_every_order_an_alignment_has_the_target_number_of_steps,
+  pose proof (every_layout_and_cost_measures_groups_as_is_asked l C Co) as M.
+  constructor; simpl; auto using in_every_order_an_alignment_has_the_target_number_of_steps,
     in_every_order_an_alignment_keeps_exactly_the_groups, in_every_order_no_step_is_left_idle, a_rule_lowered_by_the_ramp_lies_within_the_bounds;
     try (intros b w; apply in_every_order_groups_hold_exactly_the_window).
   - intros k gs t d D. destruct (carried_in o (gauge_of l C) k gs t d) as [way ->].

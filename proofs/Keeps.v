@@ -500,7 +500,8 @@ Proof.
     + constructor; [|constructor]. destruct x as [a|cs|rs]; simpl; auto. destruct (reports_say s rs I S P Rd) as [o [-> _]]. discriminate.
     + destruct (d_rounds s IH) as [R1 R2]. pose proof (ok_updates _ (configs_ok _ _ ok 0 (some_rank _ _ ok))) as Up. rewrite whole_snoc. simpl log. rewrite app_length. simpl length. unfold h_step. destruct x as [a|cs|rs].
       * rewrite K0 in *. simpl in R2. destruct (is_bad a); simpl; [lia|]. destruct (o_stop_rank a); simpl; [lia|]. destruct (target (cfg 0) a); simpl; lia.
-      * destruct (n_count _ S _ K0) as [_ T1]. rewrite K0 in *. simpl in R2. cbn [h_round h_steps h_kind]. rewrite app_length, make_shared_length, firstn_length.
+      * destruct (n_count _ S _ K0) as [_ T1]. rewrite K0 in *. simpl in R2. cbn [h_round h_steps h_kind].
+        rewrite app_length, make_shared_length, firstn_length.
         pose proof (a_round_adds_a_step_if_it_has_any (cfg 0) (h_round (whole s)) Up) as A. split; [|simpl; lia].
         pose proof (cut_pos (cfg 0) (h_samples (whole s)) cs) as C. pose proof (cut_le (cfg 0) (h_samples (whole s)) cs).
         destruct T1 as [[_ T1]|[T1 _]]; [rewrite T1 in A; lia|]. destruct cs; [simpl in T1; lia|]. specialize (C ltac:(discriminate)). destruct (has_steps _ _); simpl in *; lia.
@@ -513,7 +514,8 @@ Record sound (s : sys) : Prop := { so_invariant :> invariant s; so_second :> sec
 
 Lemma step_keeps_sound : forall s l t, sound s -> step s l t -> sound t.
 Proof.
-  intros s l t [I S T] St. destruct (step_keeps_second s l t I S St) as [I' S']. constructor; [exact I'|exact S'|exact (step_keeps_third s l t I S T St)].
+  intros s l t [I S T] St. destruct (step_keeps_second s l t I S St) as [I' S'].
+  constructor; [exact I'|exact S'|exact (step_keeps_third s l t I S T St)].
 Qed.
 
 Lemma leads_sound : forall s t, leads W cfg depth input s t -> sound s -> sound t.

@@ -316,7 +316,8 @@ Qed.
 Lemma every_lossy_path_is_bounded : forall {h0} s n u, sound h0 s -> (forall r, r < W -> running s r = false) -> lossy_path s n u -> n <= bound W cfg input + W.
 Proof.
   intros h0 s n u R Q P. destruct (lossy_path_followed s n u P s R (follows_itself lost_from s R)) as [v [_ [_ [_ B]]]]. pose proof (measure_within_bound W cfg input s Q) as S.
-  assert (L : forall n, sum_over n (fun r => b2n (is_lost (rank_of u r))) <= n) by (intros m; induction m as [|k IH]; [reflexivity|rewrite sum_over_S; destruct (is_lost _); simpl; lia]).
+  assert (L : forall n, sum_over n (fun r => b2n (is_lost (rank_of u r))) <= n)
+    by (intros m; induction m as [|k IH]; [reflexivity|rewrite sum_over_S; destruct (is_lost _); simpl; lia]).
   specialize (L W). fold (lost_ranks u) in L. lia.
 Qed.
 

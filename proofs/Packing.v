@@ -80,7 +80,8 @@ Proof.
   destruct (P (fullest x gs) gs) as [C|[F E]]; [left; exact C|right; split; [|exact E]]. clear P E.
   (* If some row were open, one of the open rows would hold what the fullest of them holds. *)
   assert (N : fullest x gs = 0 \/ exists g, In g gs /\ is_open x g && (S (total g) =? fullest x gs) = true).
-  { clear F. induction gs as [|g gs IH]; [auto|]. cbn [fullest fold_right In] in *. fold (fullest x gs) in *. destruct (is_open x g) eqn:O; [right|destruct IH as [IH|[h [I H]]]; eauto].
+  { clear F. induction gs as [|g gs IH]; [auto|]. cbn [fullest fold_right In] in *. fold (fullest x gs) in *.
+    destruct (is_open x g) eqn:O; [right|destruct IH as [IH|[h [I H]]]; eauto].
     destruct (Nat.max_spec (S (total g)) (fullest x gs)) as [[L ->]|[L ->]].
     - destruct IH as [IH|[h [I H]]]; [lia|eauto].
     - exists g. rewrite O, Nat.eqb_refl. auto. }
@@ -183,7 +184,8 @@ Qed.
 
 Theorem every_row_fits_the_budget : forall w, Forall (fits_packed budget limits) (compute_rows w).
 Proof.
-  intros w. apply Forall_map. eapply Forall_impl; [|apply (placing_keeps_each (fits_packed budget limits)); [right; assumption|left; simpl; lia|constructor]].
+  intros w. apply Forall_map.
+  eapply Forall_impl; [|apply (placing_keeps_each (fits_packed budget limits)); [right; assumption|left; simpl; lia|constructor]].
   intros g. unfold fits_packed.
   rewrite (Permutation_length (sort_longest_perm g)), (roomy_perm _ _ (sort_longest_perm g)). auto.
 Qed.
@@ -210,7 +212,8 @@ Qed.
 
 Lemma fold_place_apart : forall l gs, apart gs -> apart (fold_left place l gs).
 Proof.
-  assert (More : forall x g h, is_roomy budget limits (g ++ h) = false -> is_roomy budget limits (g ++ h ++ [x]) = false /\ is_roomy budget limits ((g ++ [x]) ++ h) = false).
+  assert (More : forall x g h, is_roomy budget limits (g ++ h) = false ->
+    is_roomy budget limits (g ++ h ++ [x]) = false /\ is_roomy budget limits ((g ++ [x]) ++ h) = false).
   { intros x g h. split; revert H; apply roomy_le; intros; rewrite ?total_app, ?used_app; lia. }
   apply placing_keeps; intros x.
   - intros a g b _ A. apply apart_app in A as [A [[B C] D]]. apply apart_app. split; [exact A|]. split; [split; [|exact C]|].

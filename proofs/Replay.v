@@ -346,7 +346,8 @@ Proof.
       drains. }
     destruct (o_ready a) eqn:Ra; [|discriminate]. simpl in E. destruct (target c a) as [|n] eqn:Ta.
     { injection E as <-. match goal with |- image _ _ _ _ _ (drain ?d ?o ?l ?w) => assert (Da : aligned (drain d o l w) = aligned w) by reflexivity; assert (Dw : window (drain d o l w) = window w) by reflexivity; assert (Dn : wanted (drain d o l w) = wanted w) by reflexivity; assert (De : ended (drain d o l w) = ended w) by reflexivity; pose proof (drain_phase d o l w) as Dp end.
-      constructor; [rewrite drain_steps; etransitivity; [unfold steps_of; simpl; rewrite app_nil_r; reflexivity|exact I1]|discriminate|intros []|intros []| |intros X; destruct Dp; congruence|intros []].
+      constructor; [rewrite drain_steps; etransitivity; [unfold steps_of; simpl; rewrite app_nil_r; reflexivity|exact I1]
+        |discriminate|intros []|intros []| |intros X; destruct Dp; congruence|intros []].
       intros l _ Q. change (is_quota_met c (h_samples h) = false) in Q. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. destruct (of_ready _ _ _ _ Oo (Ar eq_refl o Po)) as [_ [W0 _]].
       assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I). destruct (ready_is_full _ _ v u (I4 Al Q) W0) as [Fw [_ Fe]].
       rewrite Da, Dw, Dn, De. split; [exact W0|]. split; [exact Fw|]. split; [|exact Fe]. apply (k_aligned _ _ _ _ _ _ K). rewrite Ph. discriminate. }
@@ -494,7 +495,8 @@ Qed.
 Lemma start_tells : tells (start cfg).
 Proof.
   pose proof (initial_invariant W cfg depth input (some_rank _ _ ok) (configs_ok _ _ ok)) as I. constructor; [|apply start_images| |].
-  - constructor; [exact I|]. intros r H. eexists. split; [constructor; auto; unfold same_kind; destruct (h_kind _); reflexivity|]. split; [apply (g_core _ _ _ _ _ I r H)|apply (g_tight _ _ _ _ _ I r H)].
+  - constructor; [exact I|]. intros r H. eexists.
+    split; [constructor; auto; unfold same_kind; destruct (h_kind _); reflexivity|]. split; [apply (g_core _ _ _ _ _ I r H)|apply (g_tight _ _ _ _ _ I r H)].
   - intros i ms x Hi. destruct i; discriminate.
   - intros l Hk. discriminate.
 Qed.

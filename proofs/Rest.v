@@ -119,7 +119,8 @@ Lemma parts_by_key : forall A (f : A -> nat) l n, Permutation (concat (map (fun 
 Proof.
   intros A f l. induction n as [|n IH]; [rewrite (filter_all _ _ false) by reflexivity; reflexivity|].
   rewrite seq_S, map_app, concat_app, IH. simpl. rewrite app_nil_r. clear IH. induction l as [|x l IH]; simpl; [constructor|].
-  destruct (Nat.ltb_spec (f x) n), (Nat.eqb_spec (f x) n), (Nat.ltb_spec (f x) (S n)); try lia; simpl; rewrite <- ?Permutation_middle, IH; reflexivity.
+  destruct (Nat.ltb_spec (f x) n), (Nat.eqb_spec (f x) n), (Nat.ltb_spec (f x) (S n)); try lia; simpl;
+    rewrite <- ?Permutation_middle, IH; reflexivity.
 Qed.
 
 Lemma shares_are_all : forall world n, 1 <= world -> Permutation (concat (map (fun r => share_of world r n) (seq 0 world))) (seq 0 n).

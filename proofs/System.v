@@ -138,12 +138,14 @@ Qed.
 
 Lemma reduce_is : forall ms x, reduce ms = Some x -> match x with
   | Agreed a => exists os, ms = map MOffer os /\ agreement_of a os /\ exists o l, os = o :: l /\ a = fold_left combine_offers l o
-  | Counted cs => exists l, ms = map MCounts l /\ Forall (fun c => length c = length cs) l /\ exists c0 l0, l = c0 :: l0 /\ cs = fold_left add_lists l0 c0
+  | Counted cs => exists l, ms = map MCounts l /\ Forall (fun c => length c = length cs) l /\
+    exists c0 l0, l = c0 :: l0 /\ cs = fold_left add_lists l0 c0
   | Reported rs => ms = map MReport rs
   end.
 Proof.
   intros [|[o|c|r] ms] x H; simpl in H; try discriminate.
-  - destruct (offers_of ms) as [os|] eqn:E; [|discriminate]. injection H as <-. apply offers_of_map in E as ->. exists (o :: os). split; [reflexivity|]. split; [apply fold_offers|eauto].
+  - destruct (offers_of ms) as [os|] eqn:E; [|discriminate]. injection H as <-. apply offers_of_map in E as ->.
+    exists (o :: os). split; [reflexivity|]. split; [apply fold_offers|eauto].
   - destruct (counts_of (length c) ms) as [l|] eqn:E; [|discriminate]. injection H as <-. apply counts_of_map in E as [-> F].
     exists (c :: l). rewrite fold_add_length by assumption. repeat split; eauto.
   - destruct (reports_of _) as [rs|] eqn:E; [|discriminate]. injection H as <-. apply reports_of_map, E.
@@ -358,8 +360,10 @@ Proof.
   intros c r d s x t E. simpl in E. destruct x as [a|cs|rs]; destruct (at_phase s) eqn:P; try discriminate; (split; [unfold is_waiting; rewrite P; reflexivity|]).
   - assert (Q : at_phase t <> OFFER); [|unfold has_posted, is_waiting; rewrite P; destruct (at_phase t); auto; congruence].
     unfold agree in E. destruct (is_bad a); [injection E as <-; discriminate|]. destruct (negb _); [discriminate|].
-    destruct (o_stop_rank a); [injection E as <-; drains|]. destruct (negb _); [discriminate|]. destruct (target c a) as [|n]; [injection E as <-; drains|].
-    destruct (align_at _ _ _ _ _ _). injection E as <-. match goal with |- at_phase (deliver ?d ?u) <> _ => destruct (deliver_same d u) as [-> _] end. discriminate.
+    destruct (o_stop_rank a); [injection E as <-; drains|]. destruct (negb _); [discriminate|].
+    destruct (target c a) as [|n]; [injection E as <-; drains|].
+    destruct (align_at _ _ _ _ _ _). injection E as <-.
+    match goal with |- at_phase (deliver ?d ?u) <> _ => destruct (deliver_same d u) as [-> _] end. discriminate.
   - assert (Q : at_phase t <> COUNT); [|unfold has_posted, is_waiting; rewrite P; destruct (at_phase t); auto; congruence].
     unfold count in E. destruct (negb _); [discriminate|]. injection E as <-.
     match goal with |- at_phase (post ?c ?r ?u) <> _ => destruct (post_phase c r u) as [-> |[_ ->]]; discriminate end.

@@ -14,7 +14,8 @@ Proof. intros size k j L. induction L; simpl; lia. Qed.
 Lemma positions_of_a_part : forall (l : list sample) k, (forall i x, nth_error l i = Some x -> pos x = k + i) ->
   forall n m x, In x (firstn m (skipn n l)) -> k + n <= pos x < k + n + m.
 Proof.
-  intros l k P n m x I. apply In_nth_error in I as [j E]. apply nth_error_of_firstn in E as [L E]. rewrite nth_error_of_skipn in E. rewrite (P _ _ E). lia.
+  intros l k P n m x I. apply In_nth_error in I as [j E]. apply nth_error_of_firstn in E as [L E].
+  rewrite nth_error_of_skipn in E. rewrite (P _ _ E). lia.
 Qed.
 
 (** ** A rank's samples lie in the windows of its rounds *)
@@ -447,7 +448,8 @@ Lemma what_ships_meets_every_assumption_of_updates : forall W windows p cfg, 1 <
   (forall r, r < W -> c_bounded (cfg r) r = false /\ c_shares (cfg r) = false) /\ (forall r, r < W -> c_updates (cfg r) = Some p /\ forall k, c_window (cfg r) r k = windows r k).
 Proof.
   intros W windows p cfg Hw Hp Wi [form [o [M [max_age [rule [print [first [accepts [keeps [Fo [Co [Ha [Wb ->]]]]]]]]]]]]]. split; [|repeat split].
-  - apply with_reading_meets_every_assumption; [exact Hw|exact Hp|exact Wi|]. constructor; simpl; auto using in_every_order_an_alignment_has_the_target_number_of_steps,
+  - apply with_reading_meets_every_assumption; [exact Hw|exact Hp|exact Wi|].
+    constructor; simpl; auto using in_every_order_an_alignment_has_the_target_number_of_steps,
       in_every_order_an_alignment_keeps_exactly_the_groups, in_every_order_no_step_is_left_idle; try apply Fo.
     intros k gs t d D. destruct (carried_in o M k gs t d) as [way ->]. apply nothing_due_is_carried_when_the_target_covers_the_due_groups, D.
   - intros q k gs t d _ L. simpl. destruct (carried_in o M k gs t d) as [way ->]. apply an_alignment_carries_only_surplus_groups, L.
