@@ -79,14 +79,14 @@ Proof.
     - destruct IH as [[a [h [b [-> [O ->]]]]]|[F ->]]; [left; exists (g :: a), h, b; auto|right; auto]. }
   destruct (P (fullest x gs) gs) as [C|[F E]]; [left; exact C|right; split; [|exact E]]. clear P E.
   (* If some row were open, one of the open rows would hold what the fullest of them holds. *)
-  assert (N : fullest x gs = 0 \/ exists g, In g gs /\ is_open x g && (S (total g) =? fullest x gs) = true).
+  assert (Nh : fullest x gs = 0 \/ exists g, In g gs /\ is_open x g && (S (total g) =? fullest x gs) = true).
   { clear F. induction gs as [|g gs IH]; [auto|]. cbn [fullest fold_right In] in *. fold (fullest x gs) in *.
     destruct (is_open x g) eqn:O; [right|destruct IH as [IH|[h [I H]]]; eauto].
     destruct (Nat.max_spec (S (total g)) (fullest x gs)) as [[L ->]|[L ->]].
     - destruct IH as [IH|[h [I H]]]; [lia|eauto].
     - exists g. rewrite O, Nat.eqb_refl. auto. }
-  rewrite Forall_forall in F. destruct N as [N|[g [I H]]]; [|rewrite (F g I) in H; discriminate].
-  apply Forall_forall. revert N. clear F. induction gs as [|g gs IH]; [easy|]. cbn [fullest fold_right]. fold (fullest x gs). intros N h I.
+  rewrite Forall_forall in F. destruct Nh as [Nh|[g [I H]]]; [|rewrite (F g I) in H; discriminate].
+  apply Forall_forall. revert Nh. clear F. induction gs as [|g gs IH]; [easy|]. cbn [fullest fold_right]. fold (fullest x gs). intros Nh h I.
   destruct (is_open x g) eqn:O; [lia|]. destruct I as [<-|I]; auto.
 Qed.
 
@@ -94,14 +94,14 @@ Lemma placing_keeps : forall P : list group -> Prop,
   (forall x a g b, is_open x g = true -> P (a ++ g :: b) -> P (a ++ (g ++ [x]) :: b)) ->
   (forall x gs, Forall (fun g => is_open x g = false) gs -> P gs -> P (gs ++ [[x]])) -> forall l gs, P gs -> P (fold_left place l gs).
 Proof.
-  intros P J N. induction l as [|x l IH]; simpl; intros gs H; [exact H|]. apply IH.
+  intros P J Nh. induction l as [|x l IH]; simpl; intros gs H; [exact H|]. apply IH.
   destruct (place_is x gs) as [[a [g [b [-> [O ->]]]]]|[F ->]]; auto.
 Qed.
 
 Lemma placing_keeps_each : forall P : group -> Prop, (forall x g, is_open x g = true -> P g -> P (g ++ [x])) -> (forall x, P [x]) ->
   forall l gs, Forall P gs -> Forall P (fold_left place l gs).
 Proof.
-  intros P J N. apply placing_keeps; intros x.
+  intros P J Nh. apply placing_keeps; intros x.
   - intros a g b O F. rewrite Forall_app in *. destruct F as [A F]. inversion F; subst. auto.
   - intros gs _ F. apply Forall_app. auto.
 Qed.
