@@ -65,10 +65,8 @@ Lemma held_agree : forall c r d a s t, agree c r d a s = Some t ->
   (at_phase t <> COUNT /\ held t = held s) \/
   (at_phase t = COUNT /\ held t = (window t, if ended s || c_shares c then 0 else c_window c r (S (round s)) - length (window t), ended s, round s)).
 Proof.
-  intros c r d a s t E. each_agreement E B Sr Ra Tg Ea; [left; split; [discriminate|reflexivity]|left; split; [|reflexivity]|left; split; [|reflexivity]|].
-  - match goal with |- at_phase (drain ?d ?o ?l ?v) <> _ => destruct (drain_phase d o l v) as [-> | ->]; discriminate end.
-  - match goal with |- at_phase (drain ?d ?o ?l ?v) <> _ => destruct (drain_phase d o l v) as [-> | ->]; discriminate end.
-  - right. split; [reflexivity|]. unfold held. simpl. reflexivity.
+  intros c r d a s t E. each_agreement E B Sr Ra Tg Ea; [left; split; [discriminate|reflexivity]|left; split; [drains|reflexivity]..|].
+  right. split; [reflexivity|]. unfold held. simpl. reflexivity.
 Qed.
 
 Lemma held_count : forall c r cs s t, count c r cs s = Some t ->
@@ -355,12 +353,6 @@ Proof.
   assert (k = length m) by lia. subst. split; [reflexivity|]. rewrite app_nth2, Nat.sub_diag by lia. reflexivity.
 Qed.
 
-Lemma make_steps_in : forall gs cs n rd y, In y (make_steps n rd gs cs) -> s_round y = rd /\ In (s_group y) gs.
-Proof.
-  induction gs as [|g gs IH]; intros cs n rd y H; [destruct H|]. destruct cs as [|c cs]; [destruct H|]. simpl in H. destruct H as [<-|H]; [simpl; auto|].
-  destruct (IH _ _ _ _ H) as [A B]. simpl. auto.
-Qed.
-
 (** Whether the results that rank [r] has received rule out steps in later rounds. *)
 Definition doom (s : sys) (r : nat) : bool := doomed (seen s r).
 
@@ -398,10 +390,8 @@ Proof.
       simpl in E. fold u in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
       * destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]].
         assert (Rd : read t = read u /\ round t = round u /\ (at_phase t <> COUNT -> marks t = marks u) /\ (at_phase t = COUNT -> marks t = last_n age (marks u ++ [read u]))).
-        { clear - E. each_agreement E B Sr Ra Tg Ea; (split; [reflexivity|]); (split; [reflexivity|]); (split; [try reflexivity|intros P; try discriminate P; try reflexivity]).
-          - match type of P with at_phase (drain ?d ?o ?l ?v) = _ => destruct (drain_phase d o l v); congruence end.
-          - match type of P with at_phase (drain ?d ?o ?l ?v) = _ => destruct (drain_phase d o l v); congruence end.
-          - intros P. contradiction P. reflexivity. }
+        { clear - E. each_agreement E B Sr Ra Tg Ea; (split; [reflexivity|]); (split; [reflexivity|]);
+            (split; [try reflexivity|intros P; first [discriminate P|reflexivity|drains]]). intros P. contradiction P. reflexivity. }
         destruct Rd as [Rd1 [Rd2 [Rd3 Rd4]]]. destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold in_count in Y3. rewrite Ph in Y3.
         assert (Au : aligned u = []) by (apply (k_aligned _ _ _ _ _ _ K); fold u; rewrite Ph; discriminate).
         assert (Dec : at_phase t = COUNT \/ at_phase t <> COUNT) by (destruct (at_phase t); auto; right; discriminate). destruct Dec as [Pt|Pt].
@@ -479,7 +469,7 @@ Proof.
         destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold in_count in Y3. rewrite Ph in Y3.
         constructor; rewrite ?drain_steps, ?drained_is_not_in_count; auto.
         -- intros x k Hx Lk Lp. destruct (Y4 x k Hx Lk Lp); auto.
-        -- intros x k Z. match type of Z with at_phase (drain ?d ?o ?l ?v) = _ => destruct (drain_phase d o l v); congruence end.
+        -- intros x k Z. drains.
     + replace (remark s (LRank i e) s' m i) with (m i) by (unfold remark; destruct e as [| |y| | | |]; try reflexivity; exfalso; eapply NG; reflexivity).
       replace (doom s' i) with (doom s i) by (unfold doom, seen, s'; simpl; destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
       pose proof (aged_transition _ _ _ _ _ _ NG E) as Ag. fold u in Ag. unfold aged in Ag. injection Ag as Ag1 Ag2 Ag3 Ag4. pose proof (transition_same _ _ _ _ _ _ NG E) as Sm. fold u in Sm.

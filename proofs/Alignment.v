@@ -149,21 +149,21 @@ Definition align (gs : list group) (target due_before : nat) : list group * list
 
 Hypothesis ok : gauge_ok M.
 
-Lemma set_nth_app : forall (A : Type) (l : list A) a m x, set_nth (length l) x (l ++ a :: m) = l ++ x :: m.
-Proof. induction l as [|y l IH]; simpl; intros; [reflexivity|]. rewrite IH. reflexivity. Qed.
+Lemma set_nth_perm : forall (A : Type) i (x y : A) l, nth_error l i = Some y -> Permutation (y :: set_nth i x l) (x :: l).
+Proof.
+  induction i as [|i IH]; intros x y [|z l]; simpl; try discriminate; intros E.
+  - injection E as ->. apply perm_swap.
+  - rewrite perm_swap, (IH x y l E). apply perm_swap.
+Qed.
+
+Lemma set_nth_other : forall (A : Type) i j (x : A) l, i <> j -> nth_error (set_nth i x l) j = nth_error l j.
+Proof. induction i as [|i IH]; intros [|j] x [|y l] Nh; simpl; try reflexivity; try lia. apply IH. lia. Qed.
 
 Lemma swap_perm : forall (A : Type) i j (l : list A), Permutation (swap i j l) l.
 Proof.
   intros A i j l. unfold swap. destruct (i <? j) eqn:L; [|reflexivity]. apply Nat.ltb_lt in L.
   destruct (nth_error l i) as [a|] eqn:Ea; [|reflexivity]. destruct (nth_error l j) as [b|] eqn:Eb; [|reflexivity].
-  apply nth_error_split in Ea as [l1 [l2 [-> L1]]]. rewrite nth_error_app2 in Eb by lia. rewrite L1 in Eb.
-  destruct (j - i) as [|k] eqn:K; [lia|]. simpl in Eb. apply nth_error_split in Eb as [l3 [l4 [-> L3]]].
-  assert (E : set_nth i b (set_nth j a (l1 ++ a :: l3 ++ b :: l4)) = l1 ++ b :: l3 ++ a :: l4).
-  { assert (E1 : set_nth j a (l1 ++ a :: l3 ++ b :: l4) = l1 ++ a :: l3 ++ a :: l4).
-    { pose proof (set_nth_app A (l1 ++ a :: l3) b l4 a) as X. rewrite <- !app_assoc in X. simpl in X.
-      replace (length (l1 ++ a :: l3)) with j in X by (rewrite app_length; simpl; lia). exact X. }
-    rewrite E1, <- L1. apply set_nth_app. }
-  rewrite E. apply Permutation_app_head. rewrite <- !Permutation_middle. apply perm_swap.
+  apply (Permutation_cons_inv (a := a)). rewrite (set_nth_perm A i b a) by (rewrite set_nth_other by lia; exact Ea). apply set_nth_perm, Eb.
 Qed.
 
 Lemma rise_perm : forall fuel top p l, Permutation (rise fuel top p l) l.
@@ -438,12 +438,6 @@ Qed.
 
 Definition count_due (due : nat) (gs : list group) : nat := length (filter (is_due due) gs).
 
-Lemma count_due_perm : forall due gs hs, Permutation gs hs -> count_due due gs = count_due due hs.
-Proof. unfold count_due. induction 1; simpl; auto; [destruct (is_due due x); simpl; auto | destruct (is_due due x), (is_due due y); simpl; auto | lia]. Qed.
-
-Lemma count_due_app : forall due gs hs, count_due due (gs ++ hs) = count_due due gs + count_due due hs.
-Proof. intros. unfold count_due. rewrite filter_app, app_length. reflexivity. Qed.
-
 Lemma count_due_all : forall due gs, Forall (fun g => is_due due g = true) gs -> count_due due gs = length gs.
 Proof. unfold count_due. induction 1 as [|g gs H F IH]; simpl; [reflexivity|]. rewrite H. simpl. lia. Qed.
 
@@ -463,7 +457,7 @@ Proof.
   apply sort_by_forall. destruct (due_sorted due gs) as [a [b [E [Fa Fb]]]]. rewrite E.
   assert (La : length a <= target).
   { rewrite <- (count_due_all _ _ Fa). eapply Nat.le_trans; [|exact L].
-    rewrite <- (count_due_perm due _ _ (sort_by_perm _ (goes_first due) gs)), E, count_due_app. lia. }
+    unfold count_due. rewrite <- (Permutation_length (Permutation_filter _ (is_due due) _ _ (sort_by_perm _ (goes_first due) gs))), E, filter_app, app_length. lia. }
   rewrite skipn_app, (skipn_all2 a) by assumption. simpl. apply Forall_forall. intros x Hx.
   apply in_concat in Hx as [g [Hg Hx]]. eapply is_due_false; [|exact Hx].
   rewrite Forall_forall in Fb. apply Fb. rewrite <- (firstn_skipn (target - length a) b). apply in_or_app. auto.
@@ -473,12 +467,11 @@ End Align.
 
 (** ** Fullest first *)
 
-Lemma fullest_first_is_a_line : forall M, gauge_ok M -> line_ok (fullest_first M).
-Proof. intros M ok. split; simpl; try apply falling_orders. intros g. rewrite (ok_idle M ok). reflexivity. Qed.
-
 Theorem the_steps_of_an_alignment_are_lined_up_by_falling_cost : forall M gs target due, gauge_ok M ->
   StronglySorted (fun g h => cost_of M h <= cost_of M g) (fst (align M (fullest_first M) gs target due)).
 Proof.
-  intros M gs target due ok. pose proof (the_steps_of_an_alignment_are_lined_up M _ gs target due (fullest_first_is_a_line M ok)) as S.
+  intros M gs target due ok. assert (L : line_ok (fullest_first M))
+    by (split; simpl; try apply falling_orders; intros g; rewrite (ok_idle M ok); reflexivity).
+  pose proof (the_steps_of_an_alignment_are_lined_up M _ gs target due L) as S.
   eapply sorted_weaker; [|exact S]. intros g h. apply Nat.leb_le.
 Qed.

@@ -26,52 +26,28 @@ Proof. intros. apply flat_map_app. Qed.
 Lemma in_force_app : forall c r rs qs k, k <= length (agreed_budgets rs) -> in_force c r (rs ++ qs) k = in_force c r rs k.
 Proof. intros c r rs qs [|k] L; [reflexivity|]. simpl. rewrite agreed_budgets_app, app_nth1 by lia. reflexivity. Qed.
 
-Lemma fold_budgets : forall os o, o_budget (fold_left combine_offers os o) = fold_left min_opt (map o_budget os) (o_budget o).
-Proof. induction os as [|p os IH]; intros o; simpl; [reflexivity|]. rewrite IH. reflexivity. Qed.
-
 Lemma reduce_budgets : forall ms a, reduce ms = Some (Agreed a) -> exists os, ms = map MOffer os /\
   o_budget a = fold_left min_opt (map o_budget os) None.
 Proof.
-  intros [|[o|c|r] ms] a H; simpl in H; try discriminate.
-  - destruct (offers_of ms) as [os|] eqn:E; [|discriminate]. injection H as <-. exists (o :: os). split; [simpl; f_equal; apply offers_of_map, E|].
-    simpl. rewrite fold_budgets. destruct (o_budget o); reflexivity.
-  - destruct (counts_of _ _); discriminate.
-  - destruct (reports_of _); discriminate.
+  intros ms a R. destruct (reduce_is _ _ R) as [os [E [_ [o [l [-> ->]]]]]]. exists (o :: l). split; [exact E|].
+  rewrite (fold_field o_budget (fun _ _ => eq_refl)). simpl. destruct (o_budget o); reflexivity.
 Qed.
 
 (** [a] is no more than [b]; [None] is more than any number. *)
 Definition at_most (a b : option nat) : Prop := match b with None => True | Some n => exists m, a = Some m /\ m <= n end.
-
-Lemma at_most_min : forall a b, at_most (min_opt a b) a /\ at_most (min_opt a b) b.
-Proof. intros [m|] [n|]; simpl; split; auto; eexists; (split; [reflexivity|lia]). Qed.
-
-Lemma at_most_trans : forall a b c, at_most a b -> at_most b c -> at_most a c.
-Proof. intros a b [n|] A B; [|exact Logic.I]. destruct B as [m [-> L]]. destruct A as [k [-> K]]. exists k. split; [reflexivity|lia]. Qed.
-
-Lemma fold_at_most : forall l m, at_most (fold_left min_opt l m) m /\ forall b, In b l -> at_most (fold_left min_opt l m) b.
-Proof.
-  induction l as [|x l IH]; intros m; simpl.
-  - split; [destruct m; simpl; eauto|intros b []].
-  - destruct (IH (min_opt m x)) as [I1 I2], (at_most_min m x) as [M1 M2]. split; [eapply at_most_trans; eassumption|].
-    intros b [->|B]; [eapply at_most_trans; eassumption|apply I2, B].
-Qed.
-
-Lemma fold_one : forall l m, fold_left min_opt l m = m \/ In (fold_left min_opt l m) l.
-Proof.
-  induction l as [|x l IH]; intros m; simpl; [auto|]. destruct (IH (min_opt m x)) as [E|E]; [|auto].
-  assert (X : min_opt m x = m \/ min_opt m x = x) by (destruct m as [m|], x as [x|]; simpl; auto; destruct (Nat.min_dec m x) as [-> | ->]; auto).
-  destruct X as [X|X]; [left; congruence|right; left; congruence].
-Qed.
 
 (** At most what any rank accepts, and equal to what some rank accepts, or [None]. *)
 Theorem the_least_accepted_is_no_more_than_any_rank_accepts : forall c W k,
   (forall q, q < W -> at_most (least_accepted c W k) (c_accepts c q k)) /\
   (least_accepted c W k = None \/ exists q, q < W /\ least_accepted c W k = c_accepts c q k).
 Proof.
-  intros c W k. unfold least_accepted. split.
-  - intros q H. apply fold_at_most. apply (in_map (fun q => c_accepts c q k)), in_seq. lia.
-  - destruct (fold_one (map (fun q => c_accepts c q k) (seq 0 W)) None) as [E|E]; [left; exact E|right].
-    apply in_map_iff in E as [q [E I]]. apply in_seq in I. exists q. split; [lia|symmetry; exact E].
+  intros c W k. unfold least_accepted. pose proof (fold_least (map (fun q => c_accepts c q k) (seq 0 W)) None) as L.
+  assert (Is : forall q, q < W -> In (c_accepts c q k) (None :: map (fun q => c_accepts c q k) (seq 0 W)))
+    by (intros q H; right; apply (in_map (fun q => c_accepts c q k)), in_seq; lia).
+  destruct (fold_left _ _ _) as [n|]; split; auto.
+  - intros q H. specialize (Is q H). destruct (c_accepts c q k) as [b|]; [|exact Logic.I]. exists n. split; [reflexivity|apply L, Is].
+  - right. destruct L as [[L|L] _]; [discriminate|]. apply in_map_iff in L as [q [E I]]. apply in_seq in I. exists q. split; [lia|auto].
+  - intros q H. rewrite (L _ (Is q H)). exact Logic.I.
 Qed.
 
 Section Budgets.
@@ -124,10 +100,13 @@ Proof.
       * rewrite Sr. cbn [h_kind]. rewrite <- (Ec Ba), Tg. exact Logic.I.
       * rewrite Sr. cbn [h_kind]. rewrite <- (Ec Ba), Tg. split; [exact Ln|]. split.
          -- rewrite (agree_budget _ _ _ _ _ _ E Pt). simpl. rewrite agreed_budgets_app, app_nth2 by lia. rewrite B1, Rt, Nat.sub_diag. reflexivity.
-         -- rewrite Rt, in_force_app by lia. rewrite Al. apply formed_steps; [constructor|]. apply aligned_keeps; [exact H|].
-            destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. destruct (of_ready _ _ _ _ O (Ad Ra o Po)) as [_ [_ [-> _]]]. apply formed_groups; [constructor|]. rewrite B2. apply formed, H.
-    + destruct Kk as [Kk _]. rewrite Kk in IH1. destruct IH1 as [B1 [B2 B3]]. destruct (count_cases _ _ _ _ _ E) as [_ [Al _]].
-      destruct (count_rounds _ _ _ _ _ E (k_plan _ _ _ _ _ _ K Ph)) as [new [S2 [S3 S4]]]. destruct (count_budget _ _ _ _ _ E) as [Bt Rt].
+         -- rewrite Rt, in_force_app by lia. rewrite Al. unfold align_at.
+            destruct (has_steps _ _) eqn:Hs; [|constructor]. apply aligned_keeps; [exact H|].
+            destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]].
+            destruct (of_ready _ _ _ _ O (Ad Ra o Po)) as [_ [_ [-> _]]]. unfold groups_at. rewrite Hs, B2. apply formed, H.
+    + destruct Kk as [Kk _]. rewrite Kk in IH1. destruct IH1 as [B1 [B2 B3]]. destruct (count_cases _ _ _ _ _ E) as [_ [Al [_ [_ [_ New]]]]].
+      destruct (New (k_plan _ _ _ _ _ _ K Ph)) as [new [S2 [S3 [_ S4]]]].
+      destruct (count_budget _ _ _ _ _ E) as [Bt Rt].
       unfold h_step. rewrite Kk. assert (Eb : agreed_budgets (rs ++ [Counted cs]) = agreed_budgets rs) by (rewrite agreed_budgets_app; apply app_nil_r).
       split.
       * cbn [h_kind]. rewrite Eb, Rt. split; [exact B1|]. rewrite in_force_app by lia. rewrite Bt. exact B2.
@@ -174,10 +153,8 @@ Proof.
     assert (Old : forall j y, j < length bs -> nth j (bs ++ y) None = nth j bs None) by (intros j y L; apply app_nth1, L).
     unfold h_step. rewrite Hk in *. destruct x as [a|cs|rs].
     + change (agreed_budgets [Agreed a]) with [o_budget a]. rewrite app_length. cbn [length].
-      destruct (is_bad a) eqn:Ba.
-      { cbn [h_kind h_round]. split; [lia|]. split; [lia|]. intros j [L|[_ [t E]]]; [rewrite Old by lia; apply B2; auto|discriminate]. }
-      destruct (o_stop_rank a).
-      { cbn [h_kind h_round]. split; [lia|]. split; [lia|]. intros j [L|[_ [t E]]]; [rewrite Old by lia; apply B2; auto|discriminate]. }
+      destruct (is_bad a) eqn:Ba; [|destruct (o_stop_rank a)];
+        try (cbn [h_kind h_round]; split; [lia|]; split; [lia|]; intros j [L|[_ [t E]]]; [rewrite Old by lia; apply B2; auto|discriminate]).
       cbn [h_kind h_round]. split; [destruct (target (cfg 0) a); lia|]. split; [lia|]. intros j [L|[-> _]]; [rewrite Old by lia; apply B2; auto|].
       rewrite app_nth2 by lia. rewrite B1, Nat.sub_diag. cbn [nth]. destruct (reduce_budgets _ _ Rd) as [os [Eo ->]]. unfold least_accepted. f_equal.
       apply (f_equal (map (fun m => match m with MOffer o => o_budget o | _ => None end))) in Eo. rewrite map_map in Eo. etransitivity; [symmetry; exact Eo|].

@@ -117,11 +117,11 @@ Theorem every_result_is_accepted : forall s r x, sound s -> r < W -> pending s r
   exists t, transition (cfg r) r (depth r) (rank_of s r) (Got x) = Some t.
 Proof.
   intros s r x R H M1 M2. pose proof (so_invariant _ _ _ _ _ R) as I.
-  destruct (sync_message W cfg depth input s r x I H M1 M2) as [Wa [G [ms [El Em]]]].
+  destruct (sync_answer s r x (g_sync _ _ _ _ _ I r H) M1 M2) as [Wa [G [ms [El Em]]]].
   pose proof (log_entry W cfg depth input s _ _ I El) as [EL [ER EM]]. pose proof (g_core _ _ _ _ _ I r H) as K.
   pose proof (d_reasons _ _ _ R) as FR. rewrite Forall_forall in FR. specialize (FR _ (nth_error_In _ _ El)). simpl in *.
   pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa. apply nth_error_In in Em. destruct x as [a|cs|rs].
-  - destruct (reduce_agreed _ _ ER) as [os [-> A]]. apply in_map_iff in Em as [o [Eo Io]]. rewrite <- Eo in Sa. destruct Sa as [Ph [_ O]]. rewrite Ph.
+  - destruct (reduce_is _ _ ER) as [os [-> [A _]]]. apply in_map_iff in Em as [o [Eo Io]]. rewrite <- Eo in Sa. destruct Sa as [Ph [_ O]]. rewrite Ph.
     unfold agree. destruct (is_bad a) eqn:B; [eauto|].
     assert (Rr : o_round_min a = round (rank_of s r)).
     { destruct (of_round _ _ _ _ O) as [R1 R2]. destruct (ag_round _ _ A o Io) as [R3 R4].
@@ -130,9 +130,10 @@ Proof.
     destruct (o_ready a) eqn:Ra; simpl; [destruct (target (cfg r) a); [eauto|]; destruct (align_at _ _ _ _ _ _); eauto|].
     exfalso. assert (Rt : o_ready a = true); [|congruence]. apply (all_were_ready a os A B Sr). intros o1 Ho Ro. apply In_nth_error in Ho as [i Hi].
     destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. exact (Fl Ro).
-  - destruct (reduce_counted _ _ ER) as [l [-> [F _]]]. apply in_map_iff in Em as [c [Ec Ic]]. rewrite <- Ec in Sa. destruct Sa as [Ph ->]. rewrite Ph.
+  - destruct (reduce_is _ _ ER) as [l [-> [F _]]]. apply in_map_iff in Em as [c [Ec Ic]]. rewrite <- Ec in Sa. destruct Sa as [Ph ->]. rewrite Ph.
     rewrite Forall_forall in F. specialize (F _ Ic). rewrite map_length in F. unfold count. rewrite F, Nat.eqb_refl. simpl. eauto.
-  - destruct (reduce_reported _ _ ER) as [-> _]. apply in_map_iff in Em as [y [Ey _]]. rewrite <- Ey in Sa. destruct Sa as [Ph _]. rewrite Ph. destruct (failure_of rs); [eauto|easy].
+  - pose proof (reduce_is _ _ ER) as Ems. simpl in Ems. rewrite Ems in Em. apply in_map_iff in Em as [y [Ey _]].
+    rewrite <- Ey in Sa. destruct Sa as [Ph _]. rewrite Ph. destruct (failure_of rs); [eauto|easy].
 Qed.
 
 (** A rank whose result is there receives it. If it shares an order, it draws first (in this proof, all that is left). *)
@@ -152,9 +153,6 @@ Proof.
   unfold results in E. rewrite <- (map_length snd). apply nth_error_Some. congruence.
 Qed.
 
-Lemma in_messages : forall s m, In m (messages W s) -> exists r, r < W /\ m = message (rank_of s r).
-Proof. intros s m H. unfold messages in H. apply in_map_iff in H as [r [<- Hr]]. apply in_seq in Hr. exists r. split; [lia|reflexivity]. Qed.
-
 (** The messages of one exchange are always of one kind and one size. *)
 Theorem every_exchange_that_all_have_joined_completes : forall s, invariant s -> (forall r, r < W -> pending s r = true) -> exists x, reduce (messages W s) = Some x.
 Proof.
@@ -164,7 +162,8 @@ Proof.
   assert (NE : messages W s <> []) by (intros E; pose proof (messages_length W s) as L; rewrite E in L; simpl in L; lia).
   assert (Say : forall m, In m (messages W s) -> match h_kind (whole s), m with
     | NOffer, MOffer _ | NReport, MReport _ => True | NCount n, MCounts cs => length cs = n | _, _ => False end).
-  { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K Wa]. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
+  { intros m Hm. apply in_map_iff in Hm as [r [<- H]]. apply in_seq in H as [_ H]. simpl in H.
+    destruct (C r H) as [K Wa]. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
     pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa. destruct (message (rank_of s r)) as [o|cs|x]; destruct Sa as [Ph Sa]; rewrite Ph in Kk; [|destruct Kk as [Kk _]|]; rewrite Kk; auto.
     rewrite Sa. apply map_length. }
   destruct (h_kind (whole s)) as [|n| |o l] eqn:Hk.
@@ -189,13 +188,16 @@ Proof.
   intros s r x q I H E. eapply step_number; [apply (g_core _ _ _ _ _ I r H)|apply history_numbered|]. unfold steps_of. rewrite E, nth_error_app2, Nat.sub_diag by lia. reflexivity.
 Qed.
 
-Lemma take_possible : forall s r, invariant s -> r < W -> running s r = false -> takeable (rank_of s r) -> can (calm s) s.
+Lemma takes_its_step : forall s r, invariant s -> r < W -> takeable (rank_of s r) ->
+  exists t, transition (cfg r) r (depth r) (rank_of s r) StepTaken = Some t.
 Proof.
-  intros s r I H Ru [NE L]. destruct (queue (rank_of s r)) as [|x q] eqn:Q; [easy|]. pose proof (head_number s r x q I H Q) as Nx.
-  assert (B : below (limit (rank_of s r)) (s_number x) = true).
-  { unfold below. destruct (limit (rank_of s r)) as [l|]; [|reflexivity]. apply Nat.ltb_lt. rewrite Nx. apply L. reflexivity. }
-  eapply (can_rank s r StepTaken); [exact H|exact Ru|simpl; rewrite Q, B; reflexivity|split; exact Logic.I].
+  intros s r I H [NE L]. destruct (queue (rank_of s r)) as [|x q] eqn:Q; [easy|]. pose proof (head_number s r x q I H Q) as Nx. simpl. rewrite Q.
+  replace (below _ _) with true; [eauto|]. symmetry. unfold below. destruct (limit _) as [l|]; [|reflexivity].
+  apply Nat.ltb_lt. rewrite Nx. exact (L l eq_refl).
 Qed.
+
+Lemma take_possible : forall s r, invariant s -> r < W -> running s r = false -> takeable (rank_of s r) -> can (calm s) s.
+Proof. intros s r I H Ru T. destruct (takes_its_step s r I H T) as [t E]. exact (can_rank s r StepTaken t H Ru E (conj Logic.I Logic.I)). Qed.
 
 Definition takeableb (s : state) : bool := negb (is_nil (queue s)) && below (limit s) (length (taken s)).
 
@@ -204,9 +206,6 @@ Proof.
   intros s. unfold takeableb, takeable, below. rewrite andb_true_iff. destruct (queue s) as [|y ys]; simpl; destruct (limit s) as [m|]; rewrite ?Nat.ltb_lt; split; intros [A B]; split; auto; try discriminate; try easy.
   intros m' E. injection E as <-. exact B.
 Qed.
-
-Lemma broken_or_not : forall s r, decidable (broken s r).
-Proof. intros s r. unfold broken. decides. Qed.
 
 (** A trainer that waits in a step waits for one that can go on, or for one whose consumer has left. *)
 Lemma trainer_goes_on : forall s r, sound s -> r < W -> running s r = true ->
@@ -217,7 +216,7 @@ Proof.
   destruct (min_exists (fun i => length (taken (rank_of s i))) W (some_rank _ _ ok)) as [q [Hq M]].
   destruct (le_lt_dec (length (taken (rank_of s r))) (length (taken (rank_of s q)))) as [L|L].
   { assert (Tr : forall i, i < W -> length (taken (rank_of s r)) <= length (taken (rank_of s i))) by (intros i Hi; specialize (M i Hi); simpl in M; lia).
-    destruct (broken_or_not s r) as [B|B].
+    assert (D : decidable (broken s r)) by (unfold broken; decides). destruct D as [B|B].
     - right. right. split; [exact B|]. eexists. eexists. split; [|apply (StepTrained W cfg depth input s r H Ru Tr)]. split; exact Logic.I.
     - left. eexists. eexists. split; [|apply (StepTrained W cfg depth input s r H Ru Tr)]. split; [split; exact Logic.I|exact B]. }
   destruct (running s q) eqn:Rq.
@@ -356,10 +355,9 @@ Proof.
     { destruct (t_released _ _ (g_tight _ _ _ _ _ I f Hf) Ob) as [D|[l [D _]]]; [|congruence]. intros Q. rewrite Q in D. simpl in D. specialize (deep f Hf). lia. }
     assert (Tk : takeable (rank_of s f)) by (split; [exact Q|intros l L; congruence]).
     destruct (running s f) eqn:Ru; [|left; apply (take_possible s f I Hf Ru Tk)].
-    destruct (trainer_goes_on s f R Hf Ru) as [C|[[q [Hq [Sq _]]]|[[_ [q [Hq [Sq _]]]] _]]]; [|left; exact C| |].
-    + intros i n l Hk. destruct (Cur f Hf) as [Wf _]. rewrite <- Wf in Hk. congruence.
-    + right. left. exists f. split; [exact Hf|]. split; [exact Pf|]. split; [exact Rd|]. split; [exact Ob|]. split; [exact Ur|]. split; [intros _; exists q; auto|intros Z; congruence].
-    + right. left. exists f. split; [exact Hf|]. split; [exact Pf|]. split; [exact Rd|]. split; [exact Ob|]. split; [exact Ur|]. split; [intros _; exists q; auto|intros Z; congruence].
+    destruct (trainer_goes_on s f R Hf Ru) as [C|[[q [Hq [Sq _]]]|[[_ [q [Hq [Sq _]]]] _]]];
+      [intros i n l Hk; destruct (Cur f Hf) as [Wf _]; rewrite <- Wf in Hk; congruence|left; exact C| |];
+      (right; left; exists f; repeat (split; [assumption|]); split; [intros _; exists q; auto|intros Z; congruence]).
   - assert (Hk : exists o l, h_kind (whole s) = NClosed o l).
     { destruct (Cur r H) as [Wr [Pr|Wt]]; [rewrite Pr in E; discriminate|]. rewrite <- Wr.
       pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as K. unfold kind_ok in K. specialize (NF r H). unfold phase_is in NF. unfold is_waiting in Wt.

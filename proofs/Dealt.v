@@ -33,9 +33,6 @@ Proof. intros r H. change (c_updates (cfg r) <> None). rewrite (in_rounds r H). 
 Lemma has_steps_in_rounds : forall r k, r < W -> has_steps (cfg r) k = (S k mod p =? 0).
 Proof. intros r k H. unfold has_steps, update_rounds. rewrite (in_rounds r H). reflexivity. Qed.
 
-Lemma first_round_in_rounds : forall r k, r < W -> first_round (cfg r) k = k / p * p.
-Proof. intros r k H. unfold first_round, update_rounds. rewrite (in_rounds r H). reflexivity. Qed.
-
 Lemma some_rounds : forall r, r < W -> 1 <= update_rounds (own r).
 Proof. intros r H. exact (ok_updates _ (configs_ok _ _ ok r H)). Qed.
 
@@ -207,7 +204,7 @@ Definition part_of (u r : nat) : list nat := parts r (u * p) p.
 Lemma rounds_of_an_update : forall r u, r < W -> has_steps (own r) (last_of u) = true /\ first_round (own r) (last_of u) = u * p /\ S (last_of u) = u * p + p.
 Proof.
   intros r u H. change (has_steps (own r) (last_of u)) with (has_steps (cfg r) (last_of u)). change (first_round (own r) (last_of u)) with (first_round (cfg r) (last_of u)).
-  rewrite (has_steps_in_rounds r _ H), (first_round_in_rounds r _ H). unfold last_of. replace (S (u * p + (p - 1))) with (S u * p) by (simpl; lia). rewrite Nat.mod_mul by lia.
+  rewrite (has_steps_in_rounds r _ H). unfold first_round, update_rounds, last_of. rewrite (in_rounds r H). replace (S (u * p + (p - 1))) with (S u * p) by (simpl; lia). rewrite Nat.mod_mul by lia.
   rewrite <- (Nat.div_unique (u * p + (p - 1)) p u (p - 1)) by lia. repeat split. simpl. lia.
 Qed.
 

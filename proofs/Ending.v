@@ -3,9 +3,6 @@ Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol.
 Import ListNotations.
 
-Lemma first_different_mismatch : forall rs ref o, first_different ref rs = Some o -> exists q, o = Mismatch q.
-Proof. induction rs as [|x rs IH]; simpl; intros ref o H; [discriminate|]. destruct (_ && _); [eauto|]. injection H as <-. eauto. Qed.
-
 Section Ending.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
@@ -151,7 +148,7 @@ Proof.
     - intros ->. auto. }
   destruct (answer_or_own e) as [[x ->]|NG].
   - simpl in E. destruct x as [a|cs|rs]; destruct (at_phase s); try discriminate; [contradiction Ps; reflexivity|destruct (count_eq _ _ _ _ _ E) as [_ ->]; apply Post; [discriminate|exact Pt]|].
-    destruct (failure_of rs); [|discriminate]. injection E as <-. match type of Pt with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u); congruence end.
+    destruct (failure_of rs); [|discriminate]. injection E as <-. drains.
   - destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]]; [|contradiction]. apply Post; [|exact Pt]. destruct (moved_phase d s e) as [-> |[_ ->]]; [exact Ps|discriminate].
 Qed.
 
@@ -162,19 +159,10 @@ Lemma fold_min : forall f : offer -> option nat, (forall a b, f (combine_offers 
   | None => forall x, In x (o :: os) -> f x = None
   end.
 Proof.
-  intros f Hf. induction os as [|p os IH]; intros o; simpl fold_left.
-  - destruct (f o) as [n|] eqn:E.
-    + split; [exists o; simpl; auto|]. intros x k [<-|[]] Ek. assert (n = k) by congruence. lia.
-    + intros x [<-|[]]. exact E.
-  - specialize (IH (combine_offers o p)). destruct (f (fold_left combine_offers os (combine_offers o p))) as [n|].
-    + destruct IH as [[x [Hx Ex]] M]. split.
-      * destruct Hx as [<-|Hx]; [|exists x; simpl; auto]. rewrite Hf in Ex. apply min_opt_some in Ex as [Ex|Ex]; [exists o|exists p]; simpl; auto.
-      * assert (Z : forall k, f (combine_offers o p) = Some k -> n <= k) by (intros k; apply M; left; reflexivity). rewrite Hf in Z.
-        intros y k [<-|[<-|Hy]] Ek; [| |apply (M y k); [right; exact Hy|exact Ek]]; rewrite Ek in Z.
-        -- destruct (f p) as [j|]; simpl in Z; specialize (Z _ eq_refl); lia.
-        -- destruct (f o) as [j|]; simpl in Z; specialize (Z _ eq_refl); lia.
-    + assert (Z : f (combine_offers o p) = None) by (apply IH; left; reflexivity). rewrite Hf in Z.
-      intros y [<-|[<-|Hy]]; [| |apply IH; right; exact Hy]; destruct (f o), (f p); simpl in Z; congruence.
+  intros f Hf os o. rewrite (fold_field f Hf). pose proof (fold_least (map f os) (f o)) as L. change (f o :: map f os) with (map f (o :: os)) in L.
+  destruct (fold_left _ _ _) as [n|]; [destruct L as [I M]; split|intros x I; apply L, in_map, I].
+  - apply in_map_iff in I as [x [E I]]. eauto.
+  - intros x k I' E. apply M. rewrite <- E. apply in_map, I'.
 Qed.
 
 Definition least (f : offer -> option nat) (os : list offer) (n : nat) : Prop := (exists x, In x os /\ f x = Some n) /\ forall x k, In x os -> f x = Some k -> n <= k.
@@ -189,21 +177,17 @@ Proof.
   destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact (IH l Hk)| |exact (IH l Hk)..]. rewrite whole_snoc in Hk.
   unfold h_step in Hk. simpl. pose proof (exchange_kind W cfg depth input ok s x I P Rd) as K. rewrite K in Hk. destruct x as [a|cs|rs]; [|discriminate|].
   - destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a) as [q'|] eqn:Sr; [|simpl in Hk; destruct (target (cfg 0) a); discriminate].
-    simpl in Hk. injection Hk as -> Hn _. destruct (messages W s) as [|[o0|cs|rp] ms] eqn:Em; simpl in Rd; try discriminate.
-    2:{ destruct (counts_of _ _); discriminate. }
-    2:{ destruct (reports_of _); discriminate. }
-    destruct (offers_of ms) as [os|] eqn:Eo; [|discriminate]. injection Rd as Ra. apply offers_of_map in Eo. subst ms.
-    exists (o0 :: os), a. split; [apply in_or_app; right; left; reflexivity|].
-    pose proof (fold_min o_stop_rank (fun _ _ => eq_refl) os o0) as F1. pose proof (fold_min o_stop_step (fun _ _ => eq_refl) os o0) as F2. rewrite Ra in F1, F2. rewrite Sr in F1.
+    simpl in Hk. injection Hk as -> Hn _. destruct (reduce_is _ _ Rd) as [all [Em [_ [o0 [os [-> Ra]]]]]].
+    exists (o0 :: os), a. split; [apply in_or_app; right; left; rewrite Em; reflexivity|].
+    pose proof (fold_min o_stop_rank (fun _ _ => eq_refl) os o0) as F1.
+    pose proof (fold_min o_stop_step (fun _ _ => eq_refl) os o0) as F2. rewrite <- Ra in F1, F2. rewrite Sr in F1.
     split; [exact F1|]. destruct (o_stop_step a) as [k|]; [subst k; exact F2|exfalso].
     destruct F1 as [[x [Hx Sx]] _]. specialize (F2 x Hx). apply In_nth_error in Hx as [i Hi].
     assert (Hm : nth_error (messages W s) i = Some (MOffer x)) by (rewrite Em; apply (map_nth_error MOffer i (o0 :: os) Hi)).
     assert (Li : i < W) by (rewrite <- (messages_length W s); apply nth_error_Some; congruence). rewrite messages_nth in Hm by exact Li. injection Hm as Hm.
     assert (Wa : is_waiting (rank_of s i) = true) by (apply (pending_current W cfg depth input s i I Li (P i Li))).
     pose proof (waiting_message W cfg depth input s i I Li Wa) as Ok. rewrite Hm in Ok. destruct Ok as [_ [_ [_ [_ [_ [_ Z]]]]]]. apply Z; congruence.
-  - exfalso. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _.
-    unfold failure_of in Fo. pose proof (first_failed_spec rs) as Z. destruct (first_failed rs) as [o|]; [injection Fo as ->; destruct Z as [? [? [_ [_ Z]]]]; discriminate|].
-    destruct rs as [|rp rs]; [discriminate|]. apply first_different_mismatch in Fo as [i Fo]. discriminate.
+  - exfalso. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _. exact (failure_of_kind _ _ Fo).
 Qed.
 
 (** STOP: a rank whose consumer has stopped is never in FILL either, and the round in which the stop is offered is the last. A failure

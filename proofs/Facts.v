@@ -27,13 +27,11 @@ Record same (s t : state) : Prop := {
   sa_budget : budget t = budget s;
   sa_taken : exists x, taken t = taken s ++ x }.
 
-Lemma same_refl : forall s, same s s.
-Proof. intros. constructor; auto. exists []. rewrite app_nil_r. reflexivity. Qed.
-
 Lemma transition_same : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t -> same s t.
 Proof.
-  intros c r d s e t NG E. destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> _]]; [|apply same_refl].
-  assert (Same : exists x, taken s = taken s ++ x) by (exists []; symmetry; apply app_nil_r). destruct e as [xs en full| |x| | |cause|]; try (constructor; simpl; auto; fail).
+  intros c r d s e t NG E. assert (Same : exists x, taken s = taken s ++ x) by (exists []; symmetry; apply app_nil_r).
+  destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> _]]; [|constructor; auto].
+  destruct e as [xs en full| |x| | |cause|]; try (constructor; simpl; auto; fail).
   - constructor; simpl; auto; [intros ->; reflexivity|intros Wa; destruct G; contradiction].
   - destruct G as [x [q [Q _]]]. constructor; simpl; eauto.
     change (steps_of (deliver d (set_taken (taken s ++ firstn 1 (queue s)) (set_queue (tl (queue s)) s))) = steps_of s). rewrite (proj1 (deliver_steps d _)).
@@ -57,10 +55,7 @@ Lemma agree_round : forall c rank d a s t, agree c rank d a s = Some t -> round 
 Proof. intros c rank d a s t E. each_agreement E B Sr Ra Tg Ea; reflexivity. Qed.
 
 Lemma agree_budget : forall c rank d a s t, agree c rank d a s = Some t -> at_phase t = COUNT -> budget t = o_budget a.
-Proof.
-  intros c rank d a s t E P. each_agreement E B Sr Ra Tg Ea; [discriminate| | |reflexivity];
-    match type of P with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u) as [X|X]; rewrite X in P; discriminate end.
-Qed.
+Proof. intros c rank d a s t E P. each_agreement E B Sr Ra Tg Ea; first [reflexivity|discriminate|drains]. Qed.
 
 Lemma count_eq : forall c rank cs s t, count c rank cs s = Some t ->
   let n := cut c (gsum s) cs in let returned := concat (skipn n (aligned s)) in
@@ -74,20 +69,12 @@ Lemma count_budget : forall c rank cs s t, count c rank cs s = Some t -> budget 
 Proof. intros c rank cs s t E. destruct (count_eq _ _ _ _ _ E) as [_ ->]. auto. Qed.
 
 Lemma answer_keeps : forall c r d s x t, transition c r d s (Got x) = Some t ->
-  failure t = failure s /\ stopped t = stopped s /\ urged t = urged s /\ taken t = taken s /\ read t = read s.
+  failure t = failure s /\ stopped t = stopped s /\ urged t = urged s /\ taken t = taken s /\ read t = read s /\ ended t = ended s.
 Proof.
   intros c r d s x t E. simpl in E. destruct x as [a|cs|rs]; destruct (at_phase s); try discriminate.
   - each_agreement E B Sr Ra Tg Ea; repeat split.
   - destruct (count_eq _ _ _ _ _ E) as [_ ->]. repeat split.
   - destruct (failure_of rs); [|discriminate]. injection E as <-. repeat split.
-Qed.
-
-Lemma answer_keeps_ended : forall c r d s x t, transition c r d s (Got x) = Some t -> ended t = ended s.
-Proof.
-  intros c r d s x t E. simpl in E. destruct x as [a|cs|rs]; destruct (at_phase s); try discriminate.
-  - each_agreement E B Sr Ra Tg Ea; reflexivity.
-  - destruct (count_eq _ _ _ _ _ E) as [_ ->]. reflexivity.
-  - destruct (failure_of rs); [|discriminate]. injection E as <-. reflexivity.
 Qed.
 
 (** The four possible effects of an agreement. *)
@@ -112,24 +99,23 @@ Proof.
   - split; [apply agreed_count with (n := n); auto; rewrite Ea; reflexivity|]. rewrite (proj1 (deliver_steps d _)). split; [exact Rl|]. repeat split; simpl in *; congruence.
 Qed.
 
+Lemma make_steps_in : forall gs cs n rd y, In y (make_steps n rd gs cs) -> s_round y = rd /\ In (s_group y) gs.
+Proof.
+  induction gs as [|g gs IH]; intros [|c cs] n rd y H; simpl in *; try contradiction. destruct H as [<-|H]; [auto|].
+  destruct (IH _ _ _ _ H). auto.
+Qed.
+
 Lemma count_cases : forall c rank cs s t, count c rank cs s = Some t ->
   length cs = length (aligned s) /\ aligned t = [] /\ failure t = failure s /\ taken t = taken s /\ (at_phase t = FILL \/ at_phase t = OFFER) /\
-  (plan s = [] -> exists new, steps_of t = steps_of s ++ new /\ map s_group new = firstn (cut c (gsum s) cs) (aligned s) /\ plan t = new).
+  (plan s = [] -> exists new, steps_of t = steps_of s ++ new /\ map s_group new = firstn (cut c (gsum s) cs) (aligned s) /\ plan t = new /\
+    Forall (fun x => s_round x = round s) new).
 Proof.
   intros c rank cs s t E. destruct (count_eq _ _ _ _ _ E) as [L ->]. split; [exact L|]. split; [reflexivity|]. split; [reflexivity|]. split; [reflexivity|].
   split; [match goal with |- context[post c rank ?u] => destruct (post_phase c rank u) as [-> |[_ ->]]; auto end|].
-  intros Pl. exists (make_steps (planned s) (round s) (firstn (cut c (gsum s) cs) (aligned s)) cs). split; [unfold steps_of; simpl; rewrite Pl, app_nil_r, !app_assoc; reflexivity|]. split; [|reflexivity].
+  intros Pl. exists (make_steps (planned s) (round s) (firstn (cut c (gsum s) cs) (aligned s)) cs).
+  split; [unfold steps_of; simpl; rewrite Pl, app_nil_r, !app_assoc; reflexivity|].
+  split; [|split; [reflexivity|apply Forall_forall; intros x Ix; apply (make_steps_in _ _ _ _ _ Ix)]].
   apply make_steps_groups. rewrite firstn_length. pose proof (cut_le c (gsum s) cs). lia.
-Qed.
-
-Lemma make_steps_round : forall gs cs n rd, Forall (fun x => s_round x = rd) (make_steps n rd gs cs).
-Proof. induction gs as [|g gs IH]; intros [|x cs] n rd; simpl; constructor; auto. Qed.
-
-Lemma count_rounds : forall c rank cs s t, count c rank cs s = Some t -> plan s = [] ->
-  exists new, steps_of t = steps_of s ++ new /\ map s_group new = firstn (cut c (gsum s) cs) (aligned s) /\ Forall (fun x => s_round x = round s) new.
-Proof.
-  intros c rank cs s t E Pl. destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [_ C]]]]]. destruct (C Pl) as [new [N1 [N2 N3]]]. exists new. split; [exact N1|]. split; [exact N2|].
-  destruct (count_eq _ _ _ _ _ E) as [_ ->]. rewrite <- N3. apply make_steps_round.
 Qed.
 
 (** ** Sums *)
@@ -140,9 +126,6 @@ Lemma nth_add_costs : forall r a b, nth r (add_costs a b) 0 = nth r a 0 + nth r 
 Proof. intros r a. revert r. induction a as [|x a IH]; intros [|r] [|y b]; simpl; try lia. apply IH. Qed.
 Lemma nth_costs_of_group : forall r g, nth r (n_costs (count_group g)) 0 = used r g.
 Proof. intros r. induction g as [|x g IH]; simpl; [destruct r; reflexivity|]. rewrite nth_add_costs. simpl in IH. rewrite IH. reflexivity. Qed.
-
-Lemma add_counts_zero : forall a, add_counts zero_counts a = a.
-Proof. intros []. reflexivity. Qed.
 
 Lemma fold_add_samples : forall l a, n_samples (fold_left add_counts l a) = n_samples a + sum_nat (map n_samples l).
 Proof. induction l as [|x l IH]; simpl; intros a; [lia|]. rewrite IH. simpl. lia. Qed.
@@ -171,9 +154,6 @@ Proof.
   - rewrite add_lists_nth by auto. reflexivity.
   - rewrite add_lists_length by auto. assumption.
 Qed.
-
-Lemma nth_map_group : forall gs j, nth j (map count_group gs) zero_counts = count_group (nth j gs []).
-Proof. intros. change zero_counts with (count_group []). apply map_nth. Qed.
 
 (** ** Offers that are ready *)
 
@@ -268,7 +248,8 @@ Proof.
   pose proof (g_core _ _ _ _ _ I 0 H) as K. rewrite E in K. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
   pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa. pose proof (nth_error_In _ _ (messages_nth W s 0 H)) as Im. pose proof (reduce_says _ _ _ R Im) as Say.
   destruct (message (rank_of s 0)) as [o|cs'|y], x as [a|cs|rs]; try contradiction; destruct Sa as [Ph Sa]; rewrite Ph in Kk; [exact Kk| |exact Kk].
-  destruct (reduce_counted _ _ R) as [l [El [F _]]]. rewrite El in Im. apply in_map_iff in Im as [c [Ec Ic]]. injection Ec as ->. rewrite Forall_forall in F.
+  destruct (reduce_is _ _ R) as [l [El [F _]]]. rewrite El in Im. apply in_map_iff in Im as [c [Ec Ic]].
+  injection Ec as ->. rewrite Forall_forall in F.
   destruct Kk as [Kk _]. rewrite <- (F _ Ic), Kk, Sa, map_length. reflexivity.
 Qed.
 
@@ -303,7 +284,7 @@ Lemma got_current : forall s r x, invariant s -> r < W -> may cfg input s r (Got
   S (got s r) = length (log s) /\ is_waiting (rank_of s r) = true /\ whole s = h_step (cfg 0) (hist_of s r) x /\
   exists ms, nth_error (log s) (got s r) = Some (ms, x) /\ nth_error ms r = Some (message (rank_of s r)).
 Proof.
-  intros s r x I H [M1 [M2 _]]. destruct (sync_message _ _ _ _ s r x I H M1 M2) as [Wa [G [ms [L M]]]]. repeat split; auto; [|eauto].
+  intros s r x I H [M1 [M2 _]]. destruct (sync_answer s r x (g_sync _ _ _ _ _ I r H) M1 M2) as [Wa [G [ms [L M]]]]. repeat split; auto; [|eauto].
   destruct (hist_cases s r I H) as [[G' _]|[_ [_ [_ [ms' [y [L' [_ E]]]]]]]]; [lia|]. rewrite L in L'. injection L' as <- <-. exact E.
 Qed.
 
@@ -322,14 +303,13 @@ Lemma pending_offers : forall s a, standing s -> (forall r, r < W -> pending s r
   (forall r, r < W -> exists o, In o os /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o) /\
   (forall o, In o os -> exists r, r < W /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o).
 Proof.
-  intros s a I P R. destruct (reduce_agreed _ _ R) as [os [E A]]. exists os. split; [exact A|]. split; [exact E|].
+  intros s a I P R. destruct (reduce_is _ _ R) as [os [E [A _]]]. exists os. split; [exact A|]. split; [exact E|].
+  destruct (each_has_said W s _ MOffer os E) as [L Said].
   assert (X : forall r o, r < W -> nth_error os r = Some o -> at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o).
-  { intros r o H Ho. pose proof (messages_nth W s r H) as Hm. rewrite E, (map_nth_error MOffer _ _ Ho) in Hm. injection Hm as Hm.
-    destruct (g_some _ _ _ _ _ I r H) as [h [K _]]. pose proof (waiting_says _ _ _ _ _ _ K (proj2 (proj2 (pending_sync _ _ _ _ s r I H (P r H))))) as Sa.
-    rewrite <- Hm in Sa. exact Sa. }
-  assert (L : length os = W) by (rewrite <- (map_length MOffer), <- E; apply messages_length).
+  { intros r o H Ho. destruct (Said r H) as [o' [Ho' Hm]]. rewrite Ho in Ho'. injection Ho' as <-. destruct (g_some _ _ _ _ _ I r H) as [h [K _]].
+    pose proof (waiting_says _ _ _ _ _ _ K (proj2 (proj2 (pending_sync _ _ _ _ s r I H (P r H))))) as Sa. rewrite Hm in Sa. exact Sa. }
   split.
-  - intros r H. destruct (nth_error os r) as [o|] eqn:Ho; [|apply nth_error_None in Ho; lia]. exists o. split; [eapply nth_error_In; eauto|]. apply X; assumption.
+  - intros r H. destruct (Said r H) as [o [Ho _]]. exists o. split; [eapply nth_error_In; eauto|]. apply X; assumption.
   - intros o Ho. apply In_nth_error in Ho as [r Hr]. assert (H : r < W) by (rewrite <- L; apply nth_error_Some; congruence). exists r. split; [assumption|]. apply X; assumption.
 Qed.
 

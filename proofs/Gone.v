@@ -39,19 +39,14 @@ Definition goes_on (s : sys) : Prop :=
   (exists l t, step s l t /\ by_itself W s l /\ lives s l /\ match l with LTrained r => ~ never_ends s r | _ => True end) \/
   exists r, is_to_be_told s r.
 
-Lemma never_ends_or_not : forall s r, decidable (never_ends s r).
-Proof. intros s r. unfold never_ends, is_out. decides. Qed.
-
 (** A consumer on a rank that has not been told can take a step. *)
 Lemma take_goes_on : forall {h0} u v r, sound h0 v -> follows W u v -> r < W -> gone r = false -> rank_of u r = rank_of v r -> running u r = false -> takeable (rank_of v r) ->
   goes_on u.
 Proof.
-  intros h0 u v r R F H G Er Ru [NE L]. pose proof (so_invariant _ _ _ _ _ R) as I. destruct (queue (rank_of v r)) as [|x q] eqn:Q; [easy|].
-  pose proof (head_number W cfg depth input v r x q I H Q) as Nx.
-  assert (B : below (limit (rank_of v r)) (s_number x) = true).
-  { unfold below. destruct (limit (rank_of v r)) as [l|]; [|reflexivity]. apply Nat.ltb_lt. rewrite Nx. apply L. reflexivity. }
-  left. exists (LRank r StepTaken). eexists. split; [|split; [exact Logic.I|split; [split; [exact G|rewrite Er; apply (sound_live W cfg depth input v r R H)]|exact Logic.I]]].
-  eapply StepRank; [exact H|exact Ru|]. rewrite Er. simpl. rewrite Q, B. reflexivity.
+  intros h0 u v r R F H G Er Ru T. destruct (takes_its_step W cfg depth input v r R H T) as [t E]. rewrite <- Er in E.
+  left. exists (LRank r StepTaken). eexists.
+  split; [exact (StepRank W cfg depth input u r StepTaken t H Ru E)|]. split; [exact Logic.I|]. split; [|exact Logic.I].
+  split; [exact G|rewrite Er; apply (sound_live W cfg depth input v r R H)].
 Qed.
 
 (** If no rank is lost, a step of the run without losses is also possible here. *)
@@ -117,7 +112,7 @@ Proof.
   2:{ left. apply (take_goes_on u v r R F H Gr Xr Run). split.
       - destruct (t_released _ _ (g_tight _ _ _ _ _ I r H) Ob) as [D|[l' [D1 D2]]]; [|specialize (Li l' D1); lia]. intros Q. rewrite Q in D. simpl in D. specialize (deep r H). lia.
       - intros l' L. specialize (Li l' L). lia. }
-  destruct (never_ends_or_not u r) as [Ne|Ne]; [auto 6|].
+  assert (D : decidable (never_ends u r)) by (unfold never_ends, is_out; decides). destruct D as [Ne|Ne]; [auto 6|].
   destruct (min_exists (fun i => length (taken (rank_of u i))) W SR) as [q [Hq M]]. simpl in M.
   destruct (le_lt_dec (length (taken (rank_of u r))) (length (taken (rank_of u q)))) as [Lq|Lq].
   { left. left. exists (LTrained r). eexists. split; [|split; [exact Logic.I|split; [exact Gr|exact Ne]]]. apply StepTrained; [exact H|exact Run|]. intros i Hi. specialize (M i Hi). lia. }

@@ -33,16 +33,13 @@ Theorem the_shipped_configuration_meets_every_assumption : forall l C whole padd
   config_ok (shipped l C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o bounded).
 Proof.
   intros l C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o bounded Co A Wb.
-  pose proof (every_layout_and_cost_measures_groups_as_is_asked l C Co) as M. constructor; simpl; auto.
-  - intros b w. apply in_every_order_groups_hold_exactly_the_window.
-  - intros b w. apply in_every_order_groups_hold_exactly_the_window.
-  - intros. apply in_every_order_an_alignment_has_the_target_number_of_steps.
-  - intros. apply in_every_order_an_alignment_keeps_exactly_the_groups.
-  - intros. apply in_every_order_no_step_is_left_idle; assumption.
+  pose proof (every_layout_and_cost_measures_groups_as_is_asked l C Co) as M.
+  constructor; simpl; auto using in_every_order_an_alignment_has_the_target_number_of_steps,
+    in_every_order_an_alignment_keeps_exactly_the_groups, in_every_order_no_step_is_left_idle, a_rule_lowered_by_the_ramp_lies_within_the_bounds;
+    try (intros b w; apply in_every_order_groups_hold_exactly_the_window).
   - intros k gs t d D. destruct (carried_in o (gauge_of l C) k gs t d) as [way ->].
     apply nothing_due_is_carried_when_the_target_covers_the_due_groups, D.
   - intros _ k. unfold window_samples. lia.
-  - apply a_rule_lowered_by_the_ramp_lies_within_the_bounds, Wb.
 Qed.
 
 (** FEWEST: a rank keeps a group back if there is another group, and some group has less than half of the budget in force. *)

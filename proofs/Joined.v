@@ -122,9 +122,6 @@ Definition budget_in_force (r k : nat) : nat := match k with 0 => Nat.min (first
 Definition limits_in_force (r k : nat) : list nat :=
   if budget_in_force r k <? whole then map (fun limit => Nat.max 1 (Nat.div (limit * budget_in_force r k) whole)) limits else limits.
 
-Lemma offered_budget : forall n, budget_of whole (offered whole n) = Nat.min n whole.
-Proof. intros n. unfold offered. destruct (n <? whole) eqn:E; simpl; [apply Nat.ltb_lt in E|apply Nat.ltb_ge in E]; lia. Qed.
-
 Lemma offered_least : forall l m, budget_of whole (fold_left min_opt (map (offered whole) l) m) = Nat.min (budget_of whole m) (fold_right Nat.min whole l).
 Proof.
   induction l as [|n l IH]; intros m; simpl; [destruct m; simpl; lia|]. rewrite IH.
@@ -145,7 +142,8 @@ Lemma the_budget_in_force_by_round : forall c, c_first c = (fun r => offered who
   setting_ok W (fun _ => c) -> forall v r x, System.reachable W (fun _ => c) depth input v -> r < W -> In x (steps_of (rank_of v r)) ->
   budget_of whole (in_force c r (results v) (s_round x)) = budget_in_force r (s_round x).
 Proof.
-  intros c Ef Ea ok v r x R H Ix. destruct (s_round x) as [|k] eqn:Ex; [simpl; rewrite Ef; apply offered_budget|].
+  intros c Ef Ea ok v r x R H Ix. destruct (s_round x) as [|k] eqn:Ex;
+    [simpl; rewrite Ef; unfold offered; destruct (Nat.ltb_spec (first r) whole); simpl; lia|].
   rewrite (the_budget_in_force_is_the_least_that_any_rank_accepted_the_round_before W (fun _ => c) depth input ok v r x k R H Ix Ex). unfold least_accepted.
   rewrite Ea, <- (map_map (fun q => accepts q k) (offered whole)), offered_least. simpl. apply Nat.min_r.
   unfold least_of. induction (map (fun q => accepts q k) (seq 0 W)) as [|n l IH]; simpl; lia.

@@ -5,12 +5,15 @@ Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts.
 Import ListNotations.
 
-Lemma failure_not_complete : forall rs, failure_of rs <> Some Complete.
+Lemma first_different_mismatch : forall rs ref o, first_different ref rs = Some o -> exists q, o = Mismatch q.
+Proof. induction rs as [|x rs IH]; simpl; intros ref o H; [discriminate|]. destruct (_ && _); [eauto|]. injection H as <-. eauto. Qed.
+
+Lemma failure_of_kind : forall rs o, failure_of rs = Some o -> match o with Failed _ _ | Mismatch _ => True | _ => False end.
 Proof.
-  intros rs. unfold failure_of. assert (A : forall l, first_failed l <> Some Complete).
-  { induction l as [|r l IH]; simpl; [discriminate|]. destruct (r_cause r); [discriminate|exact IH]. }
-  destruct (first_failed rs) as [o|] eqn:E; [intros X; injection X as ->; apply (A rs E)|].
-  destruct rs as [|r rs]; [discriminate|]. generalize (r :: rs). induction l as [|x l IH]; simpl; [discriminate|]. destruct (_ && _); [exact IH|discriminate].
+  assert (A : forall rs o, first_failed rs = Some o -> exists q c, o = Failed q c).
+  { induction rs as [|x rs IH]; simpl; intros o E; [discriminate|]. destruct (r_cause x); [injection E as <-; eauto|auto]. }
+  intros rs o E. unfold failure_of in E. destruct (first_failed rs) eqn:F; [injection E as <-; destruct (A _ _ F) as [q [c ->]]; exact Logic.I|].
+  destruct rs as [|x rs]; [discriminate|]. apply first_different_mismatch in E as [q ->]. exact Logic.I.
 Qed.
 
 Lemma cut_at_first : forall q cs g n, n < cut_at q g cs -> n = 0 \/ g + total_samples (firstn n cs) < q.
@@ -120,8 +123,7 @@ Lemma rank_keeps_groups : forall s r e t j, invariant s -> r < W -> may cfg inpu
   nth j (groups_of t) [] = nth j (groups_of (rank_of s r)) [].
 Proof.
   intros s r e t j I H M E L. pose proof (rank_step_after s r e t I H M E) as K.
-  pose proof (answer_or_own e) as Cases.
-  destruct Cases as [[y ->]|NG].
+  destruct (answer_or_own e) as [[y ->]|NG].
   - destruct (got_current W cfg depth input s r y I H M) as [_ [_ [Wh _]]]. simpl in K. rewrite <- Wh in K.
     assert (Ls : length (steps_of t) = length (h_steps (whole s))) by (rewrite <- (k_steps _ _ _ _ _ _ K), map_length; reflexivity).
     simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:P; try discriminate; unfold groups_of.
@@ -132,8 +134,7 @@ Proof.
       destruct (lt_dec j (length (steps_of (rank_of s r)))) as [J|J].
       * rewrite !app_nth1 by (rewrite map_length; assumption). reflexivity.
       * rewrite !app_nth2 by (rewrite map_length; lia). apply nth_firstn. rewrite map_length. lia.
-    + destruct (failure_of rs); [|discriminate]. injection E as <-.
-      rewrite drain_steps. reflexivity.
+    + destruct (failure_of rs); [|discriminate]. injection E as <-. rewrite drain_steps. reflexivity.
   - pose proof (transition_same _ _ _ _ _ _ NG E) as X. unfold groups_of. rewrite (sa_steps _ _ X), (sa_aligned _ _ X). reflexivity.
 Qed.
 
@@ -141,8 +142,7 @@ Lemma rank_keeps_failure : forall s r e t, invariant s -> r < W ->
   transition (cfg r) r (depth r) (rank_of s r) e = Some t -> failure (rank_of s r) <> None -> failure t = failure (rank_of s r).
 Proof.
   intros s r e t I H E F.
-  pose proof (answer_or_own e) as Cases.
-  destruct Cases as [[y ->]|NG]; [|apply (sa_failure _ _ (transition_same _ _ _ _ _ _ NG E) F)].
+  destruct (answer_or_own e) as [[y ->]|NG]; [|apply (sa_failure _ _ (transition_same _ _ _ _ _ _ NG E) F)].
   simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:P; try discriminate.
   - apply (agree_cases _ _ _ _ _ _ E).
   - apply (count_cases _ _ _ _ _ E).
@@ -189,14 +189,14 @@ Proof.
     + simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:P0; try discriminate.
       * destruct (agree_cases _ _ _ _ _ _ E) as [C _]. destruct C as [_ _ Po _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n _ _ _ _ P2 _ _ _]; try congruence. eauto.
       * exfalso. destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [[P2|P2] _]]]]]; congruence.
-      * destruct (failure_of rs); [|discriminate]. injection E as <-. exfalso. match type of P with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u) as [P2|P2]; congruence end.
+      * destruct (failure_of rs); [|discriminate]. injection E as <-. drains.
     + pose proof (own_event_reports _ _ _ _ _ _ NG E P) as P0.
       destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. destruct S1 as [S2 S3]; [unfold is_waiting; rewrite P0; reflexivity|]. rewrite S3. apply F2, P0.
   - intros l HC. assert (D : forall q, q < W -> dry s q -> dry s' q).
     { intros q Hq [D1 [D2 D3]]. destruct (Nat.eq_dec q r) as [->|NE]; [|unfold dry; rewrite (Rq q NE); auto]. unfold dry. rewrite Rr.
       destruct Cases as [[y ->]|NG].
       - destruct (Kt y eq_refl) as [K1 [_ Wh]]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K1)) as P1. rewrite HC in P1.
-        pose proof (answer_keeps_ended _ _ _ _ _ _ E) as En.
+        pose proof (proj2 (proj2 (proj2 (proj2 (proj2 (answer_keeps _ _ _ _ _ _ E)))))) as En.
         simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:P0; try discriminate.
         + destruct (agree_cases _ _ _ _ _ _ E) as [_ [_ [_ [_ A]]]]. destruct A as [_ [A1 A2]]; [destruct P1; congruence|]. rewrite A1, A2, En. auto.
         + exfalso. destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [[P2|P2] _]]]]]; destruct P1; congruence.
@@ -216,15 +216,11 @@ Lemma pending_counts : forall s cs, invariant s -> (forall r, r < W -> pending s
   (forall r, r < W -> at_phase (rank_of s r) = COUNT /\ length (aligned (rank_of s r)) = length cs) /\
   (forall j, nth j cs zero_counts = sum_counts (map (fun q => count_group (nth j (aligned (rank_of s q)) [])) (seq 0 W))).
 Proof.
-  intros s cs I P R. destruct (reduce_counted _ _ R) as [l [Em [Fl [a0 [l0 [El Ec]]]]]].
+  intros s cs I P R. destruct (reduce_is _ _ R) as [l [Em [Fl [a0 [l0 [El Ec]]]]]].
+  destruct (each_has_said W s _ MCounts l Em) as [Ll Said].
   assert (X : forall r, r < W -> at_phase (rank_of s r) = COUNT /\ nth_error l r = Some (map count_group (aligned (rank_of s r)))).
-  { intros r H. pose proof (messages_nth W s r H) as Hm. rewrite Em in Hm. destruct (nth_error l r) as [c|] eqn:Hc.
-    - rewrite (map_nth_error MCounts _ _ Hc) in Hm. injection Hm as Hm.
-      destruct (pending_current W cfg depth input s r I H (P r H)) as [_ [_ Wa]]. pose proof (waiting_says _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Wa) as Sa.
-      rewrite <- Hm in Sa. destruct Sa as [Ph ->]. auto.
-    - exfalso. apply nth_error_None in Hc. assert (W <= length l) by (rewrite <- (messages_length W s), Em, map_length; lia).
-      assert (length (map MCounts l) = length l) by apply map_length. rewrite <- Em, messages_length in H1. lia. }
-  assert (Ll : length l = W) by (rewrite <- (map_length MCounts), <- Em; apply messages_length).
+  { intros r H. destruct (Said r H) as [c [Hc Hm]]. destruct (pending_current W cfg depth input s r I H (P r H)) as [_ [_ Wa]].
+    pose proof (waiting_says _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Wa) as Sa. rewrite Hm in Sa. destruct Sa as [Ph ->]. auto. }
   assert (Eq : l = map (fun q => map count_group (aligned (rank_of s q))) (seq 0 W)).
   { apply nth_ext with (d := []) (d' := []); [rewrite map_length, seq_length; exact Ll|]. intros n Hn. rewrite Ll in Hn.
     destruct (X n Hn) as [_ Xn]. erewrite nth_error_nth by exact Xn. symmetry. apply nth_error_nth.
@@ -235,8 +231,8 @@ Proof.
     assert (Fa : Forall (fun c => length c = length a0) l0) by (eapply Forall_impl; [|exact F2]; simpl; intros; congruence).
     rewrite Ec, fold_lists_nth by exact Fa. unfold sum_counts.
     assert (Em2 : map (fun q => count_group (nth j (aligned (rank_of s q)) [])) (seq 0 W) = map (fun c => nth j c zero_counts) l).
-    { rewrite Eq, map_map. apply map_ext. intros q. symmetry. apply nth_map_group. }
-    rewrite Em2, El. simpl. rewrite add_counts_zero. reflexivity.
+    { rewrite Eq, map_map. apply map_ext. intros q. symmetry. exact (map_nth count_group _ [] j). }
+    rewrite Em2, El. simpl. destruct (nth j a0 zero_counts). reflexivity.
 Qed.
 
 Lemma exchange_keeps_second : forall s x, invariant s -> second s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some x ->
@@ -334,7 +330,7 @@ Proof.
     + intros t Ht. rewrite Wh in Ht. unfold h_step in Ht. rewrite Hk in Ht. destruct (failure_of rs); [discriminate|congruence].
     + intros _. apply (n_report s S Hk).
     + intros l Ht. rewrite Wh in Ht. unfold h_step in Ht. rewrite Hk in Ht. destruct (failure_of rs) as [o|] eqn:F; [|congruence]. simpl in Ht. injection Ht as -> _.
-      exfalso. apply (failure_not_complete rs F).
+      exfalso. exact (failure_of_kind _ _ F).
     + unfold planned_samples. rewrite Hs. apply (n_first s S).
 Qed.
 
@@ -357,8 +353,6 @@ Proof.
   - destruct S. constructor; assumption.
   - destruct S. constructor; try assumption. intros l Hk. exfalso. exact (none_draws_after_the_end s r n la I H D _ _ Hk).
 Qed.
-
-End Keeps.
 
 (** ** The third invariant *)
 
@@ -396,15 +390,6 @@ Proof.
   destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> D]]; destruct e; try discriminate; try reflexivity. destruct G as [x [q [Q _]]]. exists x. simpl. rewrite Q. reflexivity.
 Qed.
 
-Section Sound.
-Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
-Hypothesis ok : setting_ok W cfg.
-Context {h0 : origin}.
-Notation invariant := (System.invariant W cfg depth input (h0 := h0)).
-Notation second := (second W cfg (h0 := h0)).
-Notation step := (System.step W cfg depth input).
-Notation whole := (whole_from cfg h0).
-
 Definition outcome_true (s : sys) (o : outcome_kind) : Prop :=
   match o with
   | Complete => True
@@ -426,11 +411,10 @@ Record third (s : sys) : Prop := {
 Lemma pending_reports : forall s rs, invariant s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Reported rs) ->
   length rs = W /\ forall r, r < W -> at_phase (rank_of s r) = REPORT /\ exists x, nth_error rs r = Some x /\ posted (rank_of s r) = Some (MReport x) /\ r_rank x = r /\ r_print x = c_print (cfg r).
 Proof.
-  intros s rs I P R. destruct (reduce_reported _ _ R) as [Em _].
-  assert (L : length rs = W) by (rewrite <- (map_length MReport), <- Em; apply messages_length). split; [exact L|]. intros r H.
-  pose proof (messages_nth W s r H) as Hm. rewrite Em in Hm. destruct (nth_error rs r) as [x|] eqn:Hx; [|apply nth_error_None in Hx; lia].
-  rewrite (map_nth_error MReport _ _ Hx) in Hm. injection Hm as Hm. destruct (pending_current W cfg depth input s r I H (P r H)) as [_ [_ Wa]].
-  pose proof (waiting_says _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Wa) as Sa. rewrite <- Hm in Sa. destruct Sa as [Ph Sa]. split; [exact Ph|]. exists x. auto.
+  intros s rs I P R. pose proof (reduce_is _ _ R) as Em. simpl in Em.
+  destruct (each_has_said W s _ MReport rs Em) as [L Said]. split; [exact L|]. intros r H. destruct (Said r H) as [x [Hx Hm]].
+  destruct (pending_current W cfg depth input s r I H (P r H)) as [_ [_ Wa]]. pose proof (waiting_says _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Wa) as Sa.
+  rewrite Hm in Sa. destruct Sa as [Ph Sa]. split; [exact Ph|]. exists x. auto.
 Qed.
 
 (** Some report gives a reason, so the Python's PeerError in compute_failure is never raised. *)
@@ -447,7 +431,7 @@ Proof.
     exists r, c. rewrite Ry. eauto 6.
   - assert (NF : forall q, q < W -> failing s q -> False).
     { intros q Hq [_ F2]. destruct (X q Hq) as [Ph [y [Hy [Po _]]]]. destruct (F2 Ph) as [y' [Po' C]]. rewrite Po in Po'. injection Po' as <-. apply C, F. eapply nth_error_In, Hy. }
-    destruct (n_report _ _ _ S Hk) as [[q [Hq Fq]]|[q [Hq D]]]; [exfalso; eapply NF; eauto|].
+    destruct (n_report _ S Hk) as [[q [Hq Fq]]|[q [Hq D]]]; [exfalso; eapply NF; eauto|].
     destruct (X 0 ltac:(lia)) as [_ [x0 [H0 [_ [_ P0]]]]]. destruct (X q Hq) as [_ [xq [Hxq [_ [_ Pq]]]]].
     destruct rs as [|r0 rs]; [simpl in L; lia|]. simpl in H0. injection H0 as ->.
     destruct (first_different_some (x0 :: rs) x0 xq) as [i Hi]; [eapply nth_error_In, Hxq|congruence|]. rewrite Hi. exists (Mismatch i). split; [reflexivity|]. right. eauto 8.
@@ -496,7 +480,7 @@ Proof.
          -- destruct (agree_cases _ _ _ _ _ _ E) as [C [_ [Fe _]]]. destruct C as [_ _ Po _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n _ _ _ _ P2 _ _ _]; try congruence.
             eexists. split; [exact Po|]. simpl. intros c Hc. rewrite Fe. exact Hc.
          -- exfalso. destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [[P2|P2] _]]]]]; congruence.
-         -- destruct (failure_of rs); [|discriminate]. injection E as <-. exfalso. match type of Ph with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u) as [P2|P2]; congruence end.
+         -- destruct (failure_of rs); [|discriminate]. injection E as <-. drains.
       * pose proof (own_event_reports _ _ _ _ _ _ NG E Ph) as P0.
          destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. destruct S1 as [_ S3]; [unfold is_waiting; rewrite P0; reflexivity|].
          destruct (d_cause s IH r H P0) as [x [Po C]]. exists x. split; [congruence|]. intros c Hc. specialize (C c Hc). rewrite <- C.
@@ -516,7 +500,8 @@ Proof.
     + constructor; [|constructor]. destruct x as [a|cs|rs]; simpl; auto. destruct (reports_say s rs I S P Rd) as [o [-> _]]. discriminate.
     + destruct (d_rounds s IH) as [R1 R2]. pose proof (ok_updates _ (configs_ok _ _ ok 0 (some_rank _ _ ok))) as Up. rewrite whole_snoc. simpl log. rewrite app_length. simpl length. unfold h_step. destruct x as [a|cs|rs].
       * rewrite K0 in *. simpl in R2. destruct (is_bad a); simpl; [lia|]. destruct (o_stop_rank a); simpl; [lia|]. destruct (target (cfg 0) a); simpl; lia.
-      * destruct (n_count _ _ _ S _ K0) as [_ T1]. rewrite K0 in *. simpl in R2. cbn [h_round h_steps h_kind]. rewrite app_length, make_shared_length, firstn_length.
+      * destruct (n_count _ S _ K0) as [_ T1]. rewrite K0 in *. simpl in R2. cbn [h_round h_steps h_kind].
+        rewrite app_length, make_shared_length, firstn_length.
         pose proof (a_round_adds_a_step_if_it_has_any (cfg 0) (h_round (whole s)) Up) as A. split; [|simpl; lia].
         pose proof (cut_pos (cfg 0) (h_samples (whole s)) cs) as C. pose proof (cut_le (cfg 0) (h_samples (whole s)) cs).
         destruct T1 as [[_ T1]|[T1 _]]; [rewrite T1 in A; lia|]. destruct cs; [simpl in T1; lia|]. specialize (C ltac:(discriminate)). destruct (has_steps _ _); simpl in *; lia.
@@ -529,13 +514,14 @@ Record sound (s : sys) : Prop := { so_invariant :> invariant s; so_second :> sec
 
 Lemma step_keeps_sound : forall s l t, sound s -> step s l t -> sound t.
 Proof.
-  intros s l t [I S T] St. destruct (step_keeps_second W cfg depth input ok s l t I S St) as [I' S']. constructor; [exact I'|exact S'|exact (step_keeps_third s l t I S T St)].
+  intros s l t [I S T] St. destruct (step_keeps_second s l t I S St) as [I' S'].
+  constructor; [exact I'|exact S'|exact (step_keeps_third s l t I S T St)].
 Qed.
 
 Lemma leads_sound : forall s t, leads W cfg depth input s t -> sound s -> sound t.
 Proof. induction 1 as [s|s t l u Ld IH St]; intros R; [exact R|exact (step_keeps_sound t l u (IH R) St)]. Qed.
 
-End Sound.
+End Keeps.
 
 Lemma sound_of : forall {W cfg depth input}, setting_ok W cfg -> forall {s}, System.reachable W cfg depth input s -> sound W cfg depth input (h0 := fresh) s.
 Proof.

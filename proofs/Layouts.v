@@ -65,11 +65,7 @@ Qed.
 Theorem in_either_layout_groups_hold_exactly_the_window : forall l b most limits w,
   Permutation (concat (form l b most limits w)) w /\ Forall (fun g => g <> []) (form l b most limits w).
 Proof.
-  intros [|] b most limits w; simpl; split.
-  - apply groups_hold_exactly_the_window.
-  - apply no_group_is_empty.
-  - apply rows_hold_exactly_the_window.
-  - apply no_row_is_empty.
+  intros [|] b most limits w; simpl; auto using groups_hold_exactly_the_window, no_group_is_empty, rows_hold_exactly_the_window, no_row_is_empty.
 Qed.
 
 (** A group that fits also fits without some of its samples. *)

@@ -71,6 +71,20 @@ Proof.
   pose proof (H 0) as E. injection E as ->. f_equal. apply IH. intros i. apply (H (S i)).
 Qed.
 
+Lemma numbered : forall (A : Type) (l : list A) i x, In (i, x) (combine (seq 0 (length l)) l) <-> nth_error l i = Some x.
+Proof.
+  intros A l i x. cut (forall k, In (i, x) (combine (seq k (length l)) l) <-> k <= i /\ nth_error l (i - k) = Some x).
+  { intros C. rewrite C, Nat.sub_0_r. intuition lia. }
+  induction l as [|y l IH]; simpl; intros k; [destruct (i - k); simpl; intuition discriminate|]. rewrite IH. split.
+  - intros [E|[L Nh]]; [injection E as -> ->; rewrite Nat.sub_diag; auto|]. split; [lia|]. replace (i - k) with (S (i - S k)) by lia. exact Nh.
+  - intros [L Nh]. destruct (Nat.eq_dec i k) as [->|D].
+    + rewrite Nat.sub_diag in Nh. injection Nh as ->. auto.
+    + right. split; [lia|]. replace (i - k) with (S (i - S k)) in Nh by lia. exact Nh.
+Qed.
+
+Lemma map_nth_all : forall (A : Type) (d : A) l, map (fun i => nth i l d) (seq 0 (length l)) = l.
+Proof. induction l as [|x l IH]; simpl; [reflexivity|]. f_equal. rewrite <- seq_shift, map_map. exact IH. Qed.
+
 (** If [f] gives each element its position, mapping [f] gives the numbers from 0 on. *)
 Lemma map_numbered : forall (A : Type) (f : A -> nat) l, (forall i x, nth_error l i = Some x -> f x = i) -> map f l = seq 0 (length l).
 Proof.
@@ -164,10 +178,7 @@ Proof.
 Qed.
 
 Lemma falling_orders : forall A (f : A -> nat), orders (fun a b => f b <=? f a).
-Proof.
-  intros A f. split; [intros a b E; apply Nat.leb_gt in E; apply Nat.leb_le; lia|].
-  intros a b c E F. apply Nat.leb_le in E, F. apply Nat.leb_le. lia.
-Qed.
+Proof. intros A f. split; intros *; rewrite !Nat.leb_le, ?Nat.leb_gt; lia. Qed.
 
 Lemma sorted_weaker : forall A (R Q : A -> A -> Prop) l, (forall x y, R x y -> Q x y) -> StronglySorted R l -> StronglySorted Q l.
 Proof. induction 2 as [|x l S IH F]; constructor; [exact IH|]. eapply Forall_impl; [|exact F]. auto. Qed.

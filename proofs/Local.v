@@ -297,6 +297,14 @@ Qed.
 Lemma finish_eq : forall s, exists p, finish_when_drained s = set_phase p s /\ (p = at_phase s \/ p = DONE).
 Proof. intros s. exists (if is_drained s then DONE else at_phase s). split; [reflexivity|]. destruct (is_drained s); auto. Qed.
 
+Lemma drain_phase : forall d o l s, at_phase (drain d o l s) = DRAIN \/ at_phase (drain d o l s) = DONE.
+Proof. intros. unfold drain. match goal with |- context[finish_when_drained ?u] => destruct (finish_eq u) as [p [-> [-> | ->]]]; auto end. Qed.
+
+Ltac drains := match goal with
+  | |- at_phase (drain ?d ?o ?l ?u) <> _ => destruct (drain_phase d o l u) as [-> | ->]; discriminate
+  | P : at_phase (drain ?d ?o ?l ?u) = _ |- _ => destruct (drain_phase d o l u); congruence
+  end.
+
 Lemma finish_other : forall s, at_phase s <> DRAIN -> finish_when_drained s = s.
 Proof. intros s P. unfold finish_when_drained, is_drained. destruct s as [p]. simpl in *. destruct p; try reflexivity. contradiction. Qed.
 

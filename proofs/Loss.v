@@ -316,10 +316,9 @@ Qed.
 Lemma every_lossy_path_is_bounded : forall {h0} s n u, sound h0 s -> (forall r, r < W -> running s r = false) -> lossy_path s n u -> n <= bound W cfg input + W.
 Proof.
   intros h0 s n u R Q P. destruct (lossy_path_followed s n u P s R (follows_itself lost_from s R)) as [v [_ [_ [_ B]]]]. pose proof (measure_within_bound W cfg input s Q) as S.
-  assert (L : lost_ranks u <= W).
-  { unfold lost_ranks. rewrite <- (Nat.mul_1_r W) at 2. eapply Nat.le_trans; [apply (sum_over_le _ (fun _ => 1 + 0) W); intros i Hi; destruct (is_lost _); simpl; lia|].
-    rewrite sum_over_const. replace (sum_over W (fun _ => 0)) with 0; [lia|]. unfold sum_over. induction (seq 0 W); simpl; auto. }
-  lia.
+  assert (L : forall n, sum_over n (fun r => b2n (is_lost (rank_of u r))) <= n)
+    by (intros m; induction m as [|k IH]; [reflexivity|rewrite sum_over_S; destruct (is_lost _); simpl; lia]).
+  specialize (L W). fold (lost_ranks u) in L. lia.
 Qed.
 
 (** A state that follows a sound one. Each of its ranks is the same there, or is the shadow of a lost rank. *)
@@ -363,7 +362,7 @@ Lemma a_live_answer_is_the_last : forall u r x, lossy_reachable u -> r < W -> is
   nth_error (results u) (got u r) = Some x -> S (got u r) = length (log u).
 Proof.
   intros u r x Ru H L P E. destruct (a_live_rank_is_followed u r Ru H L) as [v [R [F [_ Ep]]]]. unfold results in E. rewrite (f_log _ _ _ F), (f_got _ _ _ F r H) in *. rewrite Ep in P.
-  apply (sync_message W cfg depth input v r x (invariant_of W cfg depth input ok v R) H P E).
+  apply (sync_answer v r x (g_sync _ _ _ _ _ (invariant_of W cfg depth input ok v R) r H) P E).
 Qed.
 
 Lemma all_are_current : forall u r, lossy_reachable u -> (forall q, q < W -> pending u q = true) -> r < W -> got u r = length (log u).

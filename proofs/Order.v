@@ -19,13 +19,8 @@ Definition arrange (p : list nat) (steps : list group) : list group :=
 Theorem a_permutation_has_each_place_once : forall before k t, Permutation (permutation before k t) (seq 0 t).
 Proof. intros. apply sort_by_perm. Qed.
 
-Lemma places_of_all : forall steps : list group, map (fun i => nth i steps []) (seq 0 (length steps)) = steps.
-Proof.
-  induction steps as [|g steps IH]; simpl; [reflexivity|]. f_equal. rewrite <- seq_shift, map_map. exact IH.
-Qed.
-
 Lemma places_perm : forall p (steps : list group), Permutation p (seq 0 (length steps)) -> Permutation (map (fun i => nth i steps []) p) steps.
-Proof. intros p steps P. rewrite (Permutation_map _ P), places_of_all. reflexivity. Qed.
+Proof. intros p steps P. rewrite (Permutation_map _ P), map_nth_all. reflexivity. Qed.
 
 Lemma concat_filled : forall l : list group, concat (filter is_filled l) = concat l.
 Proof. induction l as [|[|x g] l IH]; simpl; [reflexivity|exact IH|]. rewrite IH. reflexivity. Qed.

@@ -67,17 +67,51 @@ Proof. intros g. apply sort_by_perm. Qed.
 
 (** ** Nothing is lost *)
 
-Lemma put_perm : forall x most gs, Permutation (concat (put x most gs)) (x :: concat gs).
+(** A sample joins one row into which it fits or, if there is none, begins a row of its own. *)
+Lemma place_is : forall x gs, (exists a g b, gs = a ++ g :: b /\ is_open x g = true /\ place gs x = a ++ (g ++ [x]) :: b) \/
+  (Forall (fun g => is_open x g = false) gs /\ place gs x = gs ++ [[x]]).
 Proof.
-  induction gs as [|g gs IH]; simpl; [auto|]. destruct (_ && _); simpl.
-  - rewrite <- app_assoc. simpl. symmetry. apply Permutation_middle.
-  - rewrite IH. symmetry. apply Permutation_middle.
+  intros x gs. unfold place.
+  assert (P : forall most gs, (exists a g b, gs = a ++ g :: b /\ is_open x g = true /\ put x most gs = a ++ (g ++ [x]) :: b) \/
+    Forall (fun g => is_open x g && (S (total g) =? most) = false) gs /\ put x most gs = gs ++ [[x]]).
+  { clear gs. intros most. induction gs as [|g gs IH]; simpl; [right; auto|]. destruct (is_open x g && _) eqn:M.
+    - apply andb_true_iff in M as [O _]. left. exists [], g, gs. auto.
+    - destruct IH as [[a [h [b [-> [O ->]]]]]|[F ->]]; [left; exists (g :: a), h, b; auto|right; auto]. }
+  destruct (P (fullest x gs) gs) as [C|[F E]]; [left; exact C|right; split; [|exact E]]. clear P E.
+  (* If some row were open, one of the open rows would hold what the fullest of them holds. *)
+  assert (Nh : fullest x gs = 0 \/ exists g, In g gs /\ is_open x g && (S (total g) =? fullest x gs) = true).
+  { clear F. induction gs as [|g gs IH]; [auto|]. cbn [fullest fold_right In] in *. fold (fullest x gs) in *.
+    destruct (is_open x g) eqn:O; [right|destruct IH as [IH|[h [I H]]]; eauto].
+    destruct (Nat.max_spec (S (total g)) (fullest x gs)) as [[L ->]|[L ->]].
+    - destruct IH as [IH|[h [I H]]]; [lia|eauto].
+    - exists g. rewrite O, Nat.eqb_refl. auto. }
+  rewrite Forall_forall in F. destruct Nh as [Nh|[g [I H]]]; [|rewrite (F g I) in H; discriminate].
+  apply Forall_forall. revert Nh. clear F. induction gs as [|g gs IH]; [easy|]. cbn [fullest fold_right]. fold (fullest x gs). intros Nh h I.
+  destruct (is_open x g) eqn:O; [lia|]. destruct I as [<-|I]; auto.
+Qed.
+
+Lemma placing_keeps : forall P : list group -> Prop,
+  (forall x a g b, is_open x g = true -> P (a ++ g :: b) -> P (a ++ (g ++ [x]) :: b)) ->
+  (forall x gs, Forall (fun g => is_open x g = false) gs -> P gs -> P (gs ++ [[x]])) -> forall l gs, P gs -> P (fold_left place l gs).
+Proof.
+  intros P J Nh. induction l as [|x l IH]; simpl; intros gs H; [exact H|]. apply IH.
+  destruct (place_is x gs) as [[a [g [b [-> [O ->]]]]]|[F ->]]; auto.
+Qed.
+
+Lemma placing_keeps_each : forall P : group -> Prop, (forall x g, is_open x g = true -> P g -> P (g ++ [x])) -> (forall x, P [x]) ->
+  forall l gs, Forall P gs -> Forall P (fold_left place l gs).
+Proof.
+  intros P J Nh. apply placing_keeps; intros x.
+  - intros a g b O F. rewrite Forall_app in *. destruct F as [A F]. inversion F; subst. auto.
+  - intros gs _ F. apply Forall_app. auto.
 Qed.
 
 Lemma fold_place_perm : forall l gs, Permutation (concat (fold_left place l gs)) (concat gs ++ l).
 Proof.
-  induction l as [|x l IH]; intros gs; simpl; [rewrite app_nil_r; auto|].
-  rewrite IH. unfold place. rewrite put_perm. simpl. apply Permutation_middle.
+  induction l as [|x l IH]; intros gs; simpl; [rewrite app_nil_r; auto|]. rewrite IH, <- (Permutation_middle (concat gs)).
+  apply (Permutation_app_tail l (l' := x :: concat gs)). destruct (place_is x gs) as [[a [g [b [-> [_ ->]]]]]|[_ ->]]; rewrite !concat_app; simpl.
+  - rewrite <- app_assoc. simpl. rewrite <- (Permutation_middle g), <- Permutation_middle. reflexivity.
+  - symmetry. apply Permutation_cons_append.
 Qed.
 
 (** The oldest samples are the first by position. *)
@@ -106,13 +140,8 @@ Qed.
 
 Theorem no_row_is_empty : forall w, Forall (fun g => g <> []) (compute_rows w).
 Proof.
-  assert (P : forall x most gs, Forall (fun g => g <> []) gs -> Forall (fun g => g <> []) (put x most gs)).
-  { induction gs as [|g gs IH]; simpl; intros F; [repeat constructor; discriminate|]. inversion F; subst.
-    destruct (_ && _); constructor; auto. destruct g; discriminate. }
-  assert (Q : forall l gs, Forall (fun g => g <> []) gs -> Forall (fun g => g <> []) (fold_left place l gs)).
-  { induction l as [|x l IH]; simpl; intros gs F; [exact F|]. apply IH, P, F. }
-  intros w. apply Forall_map. eapply Forall_impl; [|apply Q; constructor]. intros g Ne E. apply Ne, Permutation_nil.
-  rewrite <- E. apply sort_longest_perm.
+  intros w. apply Forall_map. eapply Forall_impl; [|apply (placing_keeps_each (fun g => g <> [])); [intros x [|y g]| |constructor]; discriminate].
+  intros g Ne E. apply Ne, Permutation_nil. rewrite <- E. apply sort_longest_perm.
 Qed.
 
 (** ** The oldest samples share the first row *)
@@ -153,19 +182,11 @@ Qed.
 
 (** ** BUDGET *)
 
-Lemma put_fits : forall x most gs, Forall (fits_packed budget limits) gs -> Forall (fits_packed budget limits) (put x most gs).
-Proof.
-  induction gs as [|g gs IH]; simpl; intros F; [repeat constructor|]. inversion F; subst.
-  destruct (is_open x g) eqn:O; simpl; [destruct (S (total g) =? most)|]; constructor; auto. right. exact O.
-Qed.
-
-Lemma fold_place_fits : forall l gs, Forall (fits_packed budget limits) gs ->
-  Forall (fits_packed budget limits) (fold_left place l gs).
-Proof. induction l as [|x l IH]; simpl; intros gs F; [exact F|]. apply IH, put_fits, F. Qed.
-
 Theorem every_row_fits_the_budget : forall w, Forall (fits_packed budget limits) (compute_rows w).
 Proof.
-  intros w. apply Forall_map. eapply Forall_impl; [|apply fold_place_fits; constructor]. intros g. unfold fits_packed.
+  intros w. apply Forall_map.
+  eapply Forall_impl; [|apply (placing_keeps_each (fits_packed budget limits)); [right; assumption|left; simpl; lia|constructor]].
+  intros g. unfold fits_packed.
   rewrite (Permutation_length (sort_longest_perm g)), (roomy_perm _ _ (sort_longest_perm g)). auto.
 Qed.
 
@@ -183,75 +204,23 @@ Qed.
 Fixpoint apart (gs : list group) : Prop :=
   match gs with [] => True | g :: r => Forall (fun h => is_roomy budget limits (g ++ h) = false) r /\ apart r end.
 
-(** What [put] needs of [most]: either it identifies a row into which [x] fits, or there is no such row. *)
-Definition names (x : sample) (most : nat) (gs : list group) : Prop :=
-  (exists g, In g gs /\ is_open x g = true /\ S (total g) = most) \/ (forall g, In g gs -> is_open x g = false).
-
-Lemma fullest_cons : forall x g gs,
-  fullest x (g :: gs) = if is_open x g then Nat.max (S (total g)) (fullest x gs) else fullest x gs.
-Proof. reflexivity. Qed.
-
-Lemma fullest_none : forall x gs, (forall g, In g gs -> is_open x g = false) -> fullest x gs = 0.
+Lemma apart_app : forall gs hs, apart (gs ++ hs) <->
+  apart gs /\ apart hs /\ Forall (fun g => Forall (fun h => is_roomy budget limits (g ++ h) = false) hs) gs.
 Proof.
-  induction gs as [|g gs IH]; intros Na; [reflexivity|]. rewrite fullest_cons, (Na g) by (left; reflexivity).
-  apply IH. intros h H. apply Na. right. exact H.
-Qed.
-
-Lemma fullest_names : forall x gs, names x (fullest x gs) gs.
-Proof.
-  intros x. induction gs as [|g gs IH]; [right; intros h H; destruct H|].
-  rewrite fullest_cons. destruct (is_open x g) eqn:O.
-  - left. destruct IH as [[h [I [Oh E]]]|Na].
-    + destruct (le_lt_dec (fullest x gs) (S (total g))) as [L|L].
-      * exists g. split; [left; reflexivity|]. split; [exact O|]. rewrite Nat.max_l; [reflexivity|exact L].
-      * exists h. split; [right; exact I|]. split; [exact Oh|]. rewrite Nat.max_r; [exact E|lia].
-    + exists g. split; [left; reflexivity|]. split; [exact O|]. rewrite (fullest_none x gs Na), Nat.max_0_r. reflexivity.
-  - destruct IH as [[h [I [Oh E]]]|Na].
-    + left. exists h. split; [right; exact I|]. split; assumption.
-    + right. intros h [->|H]; [exact O|]. apply Na. exact H.
-Qed.
-
-Lemma names_rest : forall x most g gs, is_open x g && (S (total g) =? most) = false ->
-  names x most (g :: gs) -> names x most gs.
-Proof.
-  intros x most g gs M [[h [[->|I] [O E]]]|Na].
-  - rewrite O, Bool.andb_true_l in M. apply Nat.eqb_neq in M. contradiction.
-  - left. eauto.
-  - right. intros h H. apply Na. simpl. auto.
-Qed.
-
-Lemma put_forall : forall (P : group -> Prop) x most gs, (forall g, P g -> P (g ++ [x])) -> names x most gs ->
-  ((forall g, In g gs -> is_open x g = false) -> P [x]) -> Forall P gs -> Forall P (put x most gs).
-Proof.
-  intros P x most gs J. induction gs as [|g gs IH]; simpl; intros Na E F.
-  - constructor; [|constructor]. apply E. intros g H. destruct H.
-  - inversion F; subst. destruct (is_open x g && (S (total g) =? most)) eqn:M.
-    + constructor; auto.
-    + constructor; [assumption|]. pose proof (names_rest _ _ _ _ M Na) as N'.
-      destruct Na as [[h [[->|I] [O Eq]]]|Na].
-      * rewrite O, Bool.andb_true_l in M. apply Nat.eqb_neq in M. contradiction.
-      * apply IH; [assumption| |assumption]. intros A. rewrite (A h I) in O. discriminate.
-      * apply IH; [assumption| |assumption]. intros _. apply E. exact Na.
-Qed.
-
-Lemma put_apart : forall x most gs, names x most gs -> apart gs -> apart (put x most gs).
-Proof.
-  intros x most. induction gs as [|g gs IH]; simpl; intros Na H; [auto|]. destruct H as [F A].
-  destruct (is_open x g && (S (total g) =? most)) eqn:M; simpl.
-  - split; [|exact A]. eapply Forall_impl; [|exact F]. simpl. intros h. apply roomy_le.
-    + rewrite !total_app. lia.
-    + intros r. rewrite !used_app. lia.
-  - pose proof (names_rest _ _ _ _ M Na) as N'. split; [|apply IH; assumption].
-    apply put_forall; [|exact N'| |exact F].
-    + intros h. apply roomy_le; [rewrite !total_app; lia|]. intros r. rewrite !used_app. lia.
-    + intros C. destruct Na as [[h [[->|I] [O Eq]]]|Na].
-      * rewrite O, Bool.andb_true_l in M. apply Nat.eqb_neq in M. contradiction.
-      * rewrite (C h I) in O. discriminate.
-      * apply (Na g). simpl. auto.
+  induction gs as [|g gs IH]; intros hs; simpl; [intuition|]. rewrite Forall_app, IH, Forall_cons_iff. tauto.
 Qed.
 
 Lemma fold_place_apart : forall l gs, apart gs -> apart (fold_left place l gs).
-Proof. induction l as [|x l IH]; simpl; intros gs A; [exact A|]. apply IH, put_apart; [apply fullest_names|exact A]. Qed.
+Proof.
+  assert (More : forall x g h, is_roomy budget limits (g ++ h) = false ->
+    is_roomy budget limits (g ++ h ++ [x]) = false /\ is_roomy budget limits ((g ++ [x]) ++ h) = false).
+  { intros x g h. split; revert H; apply roomy_le; intros; rewrite ?total_app, ?used_app; lia. }
+  apply placing_keeps; intros x.
+  - intros a g b _ A. apply apart_app in A as [A [[B C] D]]. apply apart_app. split; [exact A|]. split; [split; [|exact C]|].
+    + eapply Forall_impl; [|exact B]. intros h. apply More.
+    + eapply Forall_impl; [|exact D]. intros h F. inversion F; subst. constructor; [apply More; assumption|assumption].
+  - intros gs F A. apply apart_app. split; [exact A|]. split; [simpl; auto|]. eapply Forall_impl; [|exact F]. auto.
+Qed.
 
 Lemma apart_nth : forall gs i j d, apart gs -> i < j -> j < length gs ->
   is_roomy budget limits (nth i gs d ++ nth j gs d) = false.

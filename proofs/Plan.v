@@ -219,20 +219,13 @@ Proof.
   apply (in_map (fun v => nth (pos v) gs [])), Iu.
 Qed.
 
-Lemma units_cost : forall gs, groups_ok gs -> Forall (fun u => 1 <= unit_cost T u) (units_of T gs).
+Lemma units_are_some : forall gs, groups_ok gs -> have_rows (unit_rows T) (units_of T gs) /\ Forall (fun u => 1 <= unit_cost T u) (units_of T gs).
 Proof.
-  intros gs G. apply Forall_forall. intros u I. destruct (units_are gs u I) as [g [Ig [_ U]]]. rewrite U. unfold unit_cost. simpl.
-  rewrite app_nth2; rewrite map_length, seq_length; [|lia]. rewrite Nat.sub_diag. simpl.
-  unfold groups_ok in G. rewrite Forall_forall in G. destruct (G g Ig) as [Nh S]. destruct g as [|x g]; [contradiction|]. inversion S; subst.
-  destruct ok as [_ [_ C]]. simpl. pose proof (C (len x)). lia.
-Qed.
-
-Lemma units_have_rows : forall gs, groups_ok gs -> have_rows (unit_rows T) (units_of T gs).
-Proof.
-  intros gs G. apply Forall_forall. intros u I. destruct (units_are gs u I) as [g [Ig [_ U]]]. rewrite U. unfold unit_rows. simpl.
-  rewrite app_nth2; rewrite map_length, seq_length; [|lia]. replace (S _ - _) with 1 by lia. simpl.
-  unfold groups_ok in G. rewrite Forall_forall in G. destruct (G g Ig) as [Nh S]. destruct g as [|x g]; [contradiction|]. inversion S; subst.
-  simpl. split; [lia|]. destruct (t_is_padded T); lia.
+  intros gs G. split; apply Forall_forall; intros u I; destruct (units_are gs u I) as [g [Ig [_ U]]]; rewrite U; unfold unit_rows, unit_cost; simpl;
+    rewrite app_nth2, map_length, seq_length by (rewrite map_length, seq_length; lia); unfold groups_ok in G; rewrite Forall_forall in G;
+    destruct (G g Ig) as [Nh Sm]; destruct g as [|x g]; try contradiction; inversion Sm; subst.
+  - replace (S _ - _) with 1 by lia. simpl. destruct (t_is_padded T); lia.
+  - rewrite Nat.sub_diag. destruct ok as [_ [_ C]]. simpl. pose proof (C (len x)). lia.
 Qed.
 
 (** A micro-batch of a plan of the units [gs]: within the budget and the limits or, if the terms allow, a unit too large for them by
@@ -300,8 +293,8 @@ Lemma divided : forall gs steps ranks, groups_ok gs -> 1 <= ranks -> need_of T (
   length bs = steps * ranks /\ is_filled_up bs.
 Proof.
   intros gs steps ranks G R. unfold need_of, divide_into, is_kept, taken. pose proof ok as [Near [_ C]]. destruct (t_is_padded T); intros Nh.
-  - apply a_padded_division_is_right; [exact C|apply units_have_rows, G|exact Nh].
-  - apply a_division_is_right; auto; [apply units_cost, G|].
+  - apply a_padded_division_is_right; [exact C|apply units_are_some, G|exact Nh].
+  - apply a_division_is_right; auto; [apply units_are_some, G|].
     apply the_fewest_hold_exactly_the_units. apply Forall_forall. intros x I. apply filter_In in I. apply I.
 Qed.
 

@@ -237,9 +237,6 @@ Qed.
 Lemma units_in_empty : forall starts, units_in (empty_batches starts) = [].
 Proof. induction starts; simpl; auto. Qed.
 
-Lemma room_of_empty : forall ok starts, ok [] = true -> Forall (fun b => ok (b_group b) = true) (empty_batches starts).
-Proof. intros ok starts E. apply Forall_map, Forall_forall. auto. Qed.
-
 Lemma room_of_none : room [] = true.
 Proof. unfold is_roomy, is_within. simpl. apply forallb_forall. intros [r limit] _. reflexivity. Qed.
 
@@ -247,7 +244,7 @@ Lemma spread_in_holds : forall units starts bs, spread_in units starts = Some bs
   holds units (map b_group bs) /\ length bs = length starts.
 Proof.
   intros units starts bs E. apply spread_is in E. destruct E as [L [P F]]. unfold empty_batches in L at 1. rewrite map_length in L.
-  split; [|exact L]. split; [|apply Forall_map, F, room_of_empty, room_of_none].
+  split; [|exact L]. split; [|apply Forall_map, F, Forall_map, Forall_forall; intros s _; exact room_of_none].
   unfold units_in at 1 in P. rewrite P, units_in_empty, app_nil_r. apply sort_by_perm.
 Qed.
 
@@ -281,11 +278,11 @@ Proof.
   destruct H as [P R]. split; [rewrite (concat_perm _ _ _ (sort_by_perm _ _ _)); exact P|apply sort_by_forall, R].
 Qed.
 
-Lemma holds_perm : forall l m gs, Permutation l m -> holds l gs -> holds m gs.
-Proof. intros l m gs P [Q R]. split; [rewrite Q; exact P|exact R]. Qed.
-
 Lemma pack_sorted_holds : forall before units, fit_alone units -> holds units (pack (sort_by before units)).
-Proof. intros before units F. eapply holds_perm; [apply sort_by_perm|]. apply pack_holds, sort_by_forall, F. Qed.
+Proof.
+  intros before units F. destruct (pack_holds (sort_by before units)) as [P R]; [apply sort_by_forall, F|].
+  split; [rewrite P; apply sort_by_perm|exact R].
+Qed.
 
 Lemma pack_either_way_holds : forall units, fit_alone units -> holds units (pack_either_way units).
 Proof.
@@ -363,9 +360,6 @@ Proof.
   - apply Forall_map, Forall_forall. reflexivity.
 Qed.
 
-Lemma groups_of_batches : forall gs, map b_group (as_batches gs) = gs.
-Proof. intros gs. unfold as_batches. rewrite map_map. apply map_id. Qed.
-
 Lemma divide_evenly_is : forall units fewest count, fit_alone units -> cost_something units -> holds units fewest -> length fewest <= count ->
   holds units (divide_evenly units fewest count) /\ length (divide_evenly units fewest count) = count /\ is_filled_up (divide_evenly units fewest count).
 Proof.
@@ -378,7 +372,7 @@ Proof.
       + eexists. split; [reflexivity|]. rewrite app_length, repeat_length. split; [|lia]. destruct H as [P R]. split.
         * rewrite concat_app, concat_repeat_nil, app_nil_r. exact P.
         * apply Forall_app. split; [exact R|apply Forall_repeat, room_of_none]. }
-  destruct S as [gs [-> [G Len]]]. destruct (settle_all_holds units (as_batches gs)) as [A B]; [rewrite groups_of_batches; exact G|].
+  destruct S as [gs [-> [G Len]]]. destruct (settle_all_holds units (as_batches gs)) as [A B]; [unfold as_batches; rewrite map_map, map_id; exact G|].
   split; [exact A|]. split; [rewrite B; unfold as_batches; rewrite map_length; exact Len|]. apply settle_all_fills; assumption.
 Qed.
 

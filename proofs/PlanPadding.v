@@ -128,16 +128,14 @@ Proof. intros l m gs hs [P F] [Q G]. split; [rewrite concat_app; congruence|appl
 Definition is_apart (l : list sample) (count apart : nat) (found : list group) : Prop :=
   runs_ok (firstn (length l - apart) l) found /\ length found <= count - apart /\ apart <= length l /\ apart <= count.
 
-Lemma middle_between : forall n m, 1 < m - n -> n < (n + m) / 2 < m.
-Proof.
-  intros n m L. pose proof (Nat.div_mod_eq (n + m) 2) as E. pose proof (Nat.mod_upper_bound (n + m) 2 ltac:(lia)). lia.
-Qed.
+Lemma middle_between : forall n m, n < m -> n <= (n + m) / 2 < m /\ (1 < m - n -> n < (n + m) / 2).
+Proof. intros n m L. pose proof (Nat.div_mod_eq (n + m) 2) as E. pose proof (Nat.mod_upper_bound (n + m) 2 ltac:(lia)). lia. Qed.
 
 Lemma set_apart_is : forall l count, fit_padded l -> forall fuel apart beyond found, beyond <= length l -> beyond <= count ->
   is_apart l count apart found -> let (n, gs) := set_apart l count fuel apart beyond found in is_apart l count n gs.
 Proof.
   intros l count F. induction fuel as [|fuel IH]; intros apart beyond found B C H; simpl; [exact H|].
-  destruct (1 <? beyond - apart) eqn:L; [|exact H]. apply Nat.ltb_lt, middle_between in L.
+  destruct (1 <? beyond - apart) eqn:L; [|exact H]. apply Nat.ltb_lt in L. pose proof (middle_between apart beyond ltac:(lia)).
   destruct (_ <=? _) eqn:E; apply IH; try lia; [|exact H]. apply Nat.leb_le in E.
   split; [apply runs_are_ok, Forall_firstn, F|]. lia.
 Qed.
@@ -155,7 +153,7 @@ Theorem setting_apart_ends : forall l count more fuel apart beyond found, beyond
 Proof.
   intros l count more. induction fuel as [|fuel IH]; intros apart beyond found L.
   - destruct more; simpl; [reflexivity|]. replace (1 <? beyond - apart) with false; [reflexivity|]. symmetry. apply Nat.ltb_ge. lia.
-  - simpl. destruct (1 <? beyond - apart) eqn:E; [|reflexivity]. apply Nat.ltb_lt, middle_between in E.
+  - simpl. destruct (1 <? beyond - apart) eqn:E; [|reflexivity]. apply Nat.ltb_lt in E. pose proof (middle_between apart beyond ltac:(lia)).
     destruct (_ <=? _); apply IH; lia.
 Qed.
 
@@ -165,8 +163,7 @@ Proof.
   intros l count more. induction fuel as [|fuel IH]; intros low high found L.
   - destruct more; simpl; [reflexivity|]. replace (low <? high) with false; [reflexivity|]. symmetry. apply Nat.ltb_ge. lia.
   - simpl. destruct (low <? high) eqn:E; [|reflexivity]. apply Nat.ltb_lt in E.
-    assert (low <= (low + high) / 2 < high).
-    { pose proof (Nat.div_mod_eq (low + high) 2) as D. pose proof (Nat.mod_upper_bound (low + high) 2 ltac:(lia)). lia. }
+    pose proof (middle_between low high E).
     destruct (_ <=? _); apply IH; lia.
 Qed.
 
@@ -183,15 +180,13 @@ Proof.
   pose proof (of_some (Nat.max (len x) (longest g)) ltac:(lia)). nia.
 Qed.
 
-Lemma halfway_is : forall g, 1 < length g -> 1 <= halfway g < length g.
-Proof. intros g L. unfold halfway. lia. Qed.
-
 Lemma halve_first_is : forall l most gs, 1 <= most -> runs_ok l gs -> In most (map halvable gs) ->
   runs_ok l (halve_first most gs) /\ length (halve_first most gs) = S (length gs).
 Proof.
   intros l most gs M. revert l. induction gs as [|g gs IH]; simpl; intros l [C F] I; [easy|]. inversion F as [|? ? [Nh R] G]; subst.
   destruct (halvable g =? most) eqn:E.
-  - apply Nat.eqb_eq in E. unfold halvable in E. destruct (1 <? length g) eqn:L; [|lia]. apply Nat.ltb_lt, halfway_is in L.
+  - apply Nat.eqb_eq in E. unfold halvable in E. destruct (1 <? length g) eqn:L; [|lia]. apply Nat.ltb_lt in L.
+    assert (Hw : 1 <= halfway g < length g) by (unfold halfway; lia).
     pose proof R as R'. rewrite <- (firstn_skipn (halfway g) g) in R'. apply padded_room_parts in R'. destruct R' as [Ra Rb].
     split; [split|reflexivity].
     + simpl. rewrite app_assoc, firstn_skipn. reflexivity.

@@ -123,21 +123,11 @@ Proof. induction 1; simpl; lia. Qed.
 Lemma sum_over_perm : forall (A : Type) (f : A -> nat) l m, Permutation l m -> sum_over f l = sum_over f m.
 Proof. induction 1; simpl; lia. Qed.
 
-Lemma set_nth_perm : forall (A : Type) i (x y : A) l, nth_error l i = Some y -> Permutation (y :: set_nth i x l) (x :: l).
-Proof.
-  induction i as [|i IH]; intros x y [|z l]; simpl; try discriminate; intros E.
-  - injection E as ->. apply perm_swap.
-  - rewrite perm_swap, (IH x y l E). apply perm_swap.
-Qed.
-
 Lemma set_nth_length : forall (A : Type) i (x : A) l, length (set_nth i x l) = length l.
 Proof. induction i as [|i IH]; intros x [|y l]; simpl; congruence. Qed.
 
 Lemma set_nth_forall : forall (A : Type) (P : A -> Prop) i x l, P x -> Forall P l -> Forall P (set_nth i x l).
 Proof. intros A P i x l Px F. revert i. induction F as [|y l Py F IH]; intros [|i]; simpl; auto. Qed.
-
-Lemma set_nth_other : forall (A : Type) i j (x : A) l, i <> j -> nth_error (set_nth i x l) j = nth_error l j.
-Proof. induction i as [|i IH]; intros [|j] x [|y l] Nh; simpl; try reflexivity; try lia. apply IH. lia. Qed.
 
 Lemma takings_perm : forall g x r, In (x, r) (takings g) -> Permutation (x :: r) g.
 Proof.
@@ -187,17 +177,6 @@ Proof.
   - rewrite <- Px, <- Ho, <- app_assoc, Permutation_app_swap_app, <- (Permutation_middle o q x), <- Permutation_middle. reflexivity.
   - split; [|discriminate]. intros Z. rewrite Z in Nh. discriminate.
   - unfold b_cost at 1 3. simpl. lia.
-Qed.
-
-Lemma numbered : forall (A : Type) (l : list A) i x, In (i, x) (combine (seq 0 (length l)) l) <-> nth_error l i = Some x.
-Proof.
-  intros A l i x. cut (forall k, In (i, x) (combine (seq k (length l)) l) <-> k <= i /\ nth_error l (i - k) = Some x).
-  { intros C. rewrite C, Nat.sub_0_r. intuition lia. }
-  induction l as [|y l IH]; simpl; intros k; [destruct (i - k); simpl; intuition discriminate|]. rewrite IH. split.
-  - intros [E|[L Nh]]; [injection E as -> ->; rewrite Nat.sub_diag; auto|]. split; [lia|]. replace (i - k) with (S (i - S k)) by lia. exact Nh.
-  - intros [L Nh]. destruct (Nat.eq_dec i k) as [->|D].
-    + rewrite Nat.sub_diag in Nh. injection Nh as ->. auto.
-    + right. split; [lia|]. replace (i - k) with (S (i - S k)) in Nh by lia. exact Nh.
 Qed.
 
 Lemma cheapest_in : forall bs j t, In (j, t) (cheapest bs) -> nth_error bs j = Some t.

@@ -55,14 +55,6 @@ Proof. intros [|] s H; unfold must_end; simpl in H; [rewrite H; apply orb_true_r
 Lemma hit_says : forall k c r s gs, hit k s -> says k (compute_offer c r s gs) = true.
 Proof. intros [|] c r s gs H; simpl in *; [rewrite H; reflexivity|]. destruct (failure s); [reflexivity|easy]. Qed.
 
-Lemma failure_of_kind : forall rs o, failure_of rs = Some o -> match o with Failed _ _ | Mismatch _ => True | _ => False end.
-Proof.
-  assert (A : forall rs o, first_failed rs = Some o -> exists q c, o = Failed q c).
-  { induction rs as [|x rs IH]; simpl; intros o E; [discriminate|]. destruct (r_cause x); [injection E as <-; eauto|auto]. }
-  intros rs o E. unfold failure_of in E. destruct (first_failed rs) eqn:F; [injection E as <-; destruct (A _ _ F) as [q [c ->]]; exact Logic.I|].
-  destruct rs as [|x rs]; [discriminate|]. apply first_different_mismatch in E as [q ->]. exact Logic.I.
-Qed.
-
 (** What an agreement does to a rank. *)
 Lemma agree_sign : forall c r d a s t, agree c r d a s = Some t ->
   failure t = failure s /\ stopped t = stopped s /\ round t = round s /\

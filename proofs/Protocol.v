@@ -50,7 +50,7 @@ Proof.
   - rewrite o_offers. discriminate.
   - intros h x IH l. unfold h_step. destruct (h_kind h) eqn:K; destruct x; simpl; rewrite ?K; try discriminate; try (intros E; apply IH; exact E).
     + destruct (is_bad a); simpl; [discriminate|]. destruct (o_stop_rank a); simpl; [discriminate|]. destruct (target c a); [|discriminate]. intros E. injection E as <-. auto.
-    + destruct (failure_of rs0) as [o|] eqn:F; simpl; [|congruence]. intros E. injection E as -> <-. exfalso. apply (failure_not_complete _ F).
+    + destruct (failure_of rs0) as [o|] eqn:F; simpl; [|congruence]. intros E. injection E as -> <-. exfalso. exact (failure_of_kind _ _ F).
 Qed.
 
 Section Protocol.
@@ -243,7 +243,7 @@ Proof.
   rewrite Wr, Ew in L. unfold h_step in L. destruct (h_kind (hist_of s q)) eqn:K; destruct x as [a|cs|rs]; simpl in L; auto;
     try (destruct (failure_of rs); simpl in L; auto; fail).
   destruct (is_bad a) eqn:B; simpl in L; [left; exact L|]. destruct (o_stop_rank a) eqn:Sr; simpl in L; [left; exact L|]. right.
-  pose proof (log_entry W cfg depth input s _ _ I El) as [EL [ER EM]]. simpl in *. destruct (reduce_agreed _ _ ER) as [os [-> A]].
+  pose proof (log_entry W cfg depth input s _ _ I El) as [EL [ER EM]]. simpl in *. destruct (reduce_is _ _ ER) as [os [-> [A _]]].
   assert (Ra : o_ready a = true).
   { apply (all_were_ready a os A B Sr). intros o Ho Ro. apply In_nth_error in Ho as [i Hi]. destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. exact (Fl Ro). }
   pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ Kq)) as Ph. rewrite K in Ph. unfold is_waiting in Wa. destruct Ph as [Ph|Ph]; [rewrite Ph in Wa; discriminate|].

@@ -77,12 +77,6 @@ Proof.
   rewrite (ok_align_perm c OK), G. apply (ok_group_perm c OK).
 Qed.
 
-Lemma formed_groups : forall (P : list group -> Prop) c s, P [] -> P (c_group c (budget s) (window s)) -> P (form_groups c s).
-Proof. intros P c s Ne F. unfold groups_at. destruct (has_steps c (round s)); assumption. Qed.
-
-Lemma formed_steps : forall (P : list group -> Prop) c s n, P [] -> P (fst (c_align c (round s) (groups s) n (due_before c s))) -> P (fst (form_steps c s n)).
-Proof. intros P c s n Ne F. unfold align_at. destruct (has_steps c (round s)); assumption. Qed.
-
 (** Without updates every round forms steps. *)
 Lemma without_updates : forall c, c_updates c = None -> (forall k, has_steps c k = true) /\
   (forall s, form_groups c s = c_group c (budget s) (window s)) /\ (forall s n, form_steps c s n = c_align c (round s) (groups s) n (due_before c s)) /\

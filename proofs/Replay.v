@@ -182,9 +182,6 @@ Definition same_kind (k k' : kind) : Prop := match k, k' with NClosed o _, NClos
 
 Record alike (h h' : hist) : Prop := { al_kind : same_kind (h_kind h) (h_kind h'); al_round : h_round h = h_round h'; al_steps : h_steps h = h_steps h' }.
 
-Lemma alike_same : forall h, alike h h.
-Proof. intros h. constructor; auto. unfold same_kind. destruct (h_kind h); reflexivity. Qed.
-
 Lemma alike_samples : forall h h', alike h h' -> h_samples h = h_samples h'.
 Proof. intros h h' A. unfold h_samples. rewrite (al_steps _ _ A). reflexivity. Qed.
 
@@ -316,9 +313,6 @@ Proof.
       * intros Eg. rewrite Eg in Al. symmetry in Al. apply Nat.eqb_neq in Al. right. lia.
 Qed.
 
-Lemma released_steps : forall u, steps_of (set_released (released u ++ plan u) (set_plan [] (set_groups [] u))) = steps_of u.
-Proof. intros u. unfold steps_of. simpl. rewrite app_nil_r. reflexivity. Qed.
-
 Lemma dead_image : forall h v u t e inp, ~ alive h -> (forall k, h_kind h <> NCount k) -> (forall l, h_kind h <> NClosed Complete l) -> image c e inp h v u \/ steps_of u = v_steps v -> steps_of t = steps_of u -> at_phase t <> OFFER -> image c e inp h v t.
 Proof.
   intros h v u t e inp D K Nc I S P. constructor; [rewrite S; destruct I as [I|I]; [apply (i_steps _ _ _ _ _ _ I)|exact I]| | | | | |].
@@ -349,10 +343,11 @@ Proof.
     { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|discriminate|right; exact I1|reflexivity|discriminate]. }
     destruct (negb _); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr.
     { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|discriminate|right; exact I1|etransitivity; [apply drain_steps|reflexivity]|].
-      match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end. }
+      drains. }
     destruct (o_ready a) eqn:Ra; [|discriminate]. simpl in E. destruct (target c a) as [|n] eqn:Ta.
     { injection E as <-. match goal with |- image _ _ _ _ _ (drain ?d ?o ?l ?w) => assert (Da : aligned (drain d o l w) = aligned w) by reflexivity; assert (Dw : window (drain d o l w) = window w) by reflexivity; assert (Dn : wanted (drain d o l w) = wanted w) by reflexivity; assert (De : ended (drain d o l w) = ended w) by reflexivity; pose proof (drain_phase d o l w) as Dp end.
-      constructor; [rewrite drain_steps; etransitivity; [apply released_steps|exact I1]|discriminate|intros []|intros []| |intros X; destruct Dp; congruence|intros []].
+      constructor; [rewrite drain_steps; etransitivity; [unfold steps_of; simpl; rewrite app_nil_r; reflexivity|exact I1]
+        |discriminate|intros []|intros []| |intros X; destruct Dp; congruence|intros []].
       intros l _ Q. change (is_quota_met c (h_samples h) = false) in Q. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. destruct (of_ready _ _ _ _ Oo (Ar eq_refl o Po)) as [_ [W0 _]].
       assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I). destruct (ready_is_full _ _ v u (I4 Al Q) W0) as [Fw [_ Fe]].
       rewrite Da, Dw, Dn, De. split; [exact W0|]. split; [exact Fw|]. split; [|exact Fe]. apply (k_aligned _ _ _ _ _ _ K). rewrite Ph. discriminate. }
@@ -397,7 +392,7 @@ Proof.
     + intros _. rewrite (proj2 (proj2 (part_is _ _ P1))). exact (IB Al).
   - destruct (failure_of rs) as [o|] eqn:Fo; [|discriminate]. injection E as <-. unfold h_step, next_view. rewrite Kk, Fo.
     apply (dead_image _ _ u); [intros A; exact A|discriminate|intros l Hk; injection Hk as -> _; exact (failure_of_kind _ _ Fo)|right; exact I1|etransitivity; [apply drain_steps|reflexivity]|].
-    match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end.
+    drains.
 Qed.
 
 Lemma start_images : images (start cfg).
@@ -500,7 +495,8 @@ Qed.
 Lemma start_tells : tells (start cfg).
 Proof.
   pose proof (initial_invariant W cfg depth input (some_rank _ _ ok) (configs_ok _ _ ok)) as I. constructor; [|apply start_images| |].
-  - constructor; [exact I|]. intros r H. eexists. split; [apply alike_same|]. split; [apply (g_core _ _ _ _ _ I r H)|apply (g_tight _ _ _ _ _ I r H)].
+  - constructor; [exact I|]. intros r H. eexists.
+    split; [constructor; auto; unfold same_kind; destruct (h_kind _); reflexivity|]. split; [apply (g_core _ _ _ _ _ I r H)|apply (g_tight _ _ _ _ _ I r H)].
   - intros i ms x Hi. destruct i; discriminate.
   - intros l Hk. discriminate.
 Qed.

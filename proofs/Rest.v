@@ -115,35 +115,28 @@ Qed.
 
 (** ** All ranks *)
 
+Lemma parts_by_key : forall A (f : A -> nat) l n, Permutation (concat (map (fun r => filter (fun x => f x =? r) l) (seq 0 n))) (filter (fun x => f x <? n) l).
+Proof.
+  intros A f l. induction n as [|n IH]; [rewrite (filter_all _ _ false) by reflexivity; reflexivity|].
+  rewrite seq_S, map_app, concat_app, IH. simpl. rewrite app_nil_r. clear IH. induction l as [|x l IH]; simpl; [constructor|].
+  destruct (Nat.ltb_spec (f x) n), (Nat.eqb_spec (f x) n), (Nat.ltb_spec (f x) (S n)); try lia; simpl;
+    rewrite <- ?Permutation_middle, IH; reflexivity.
+Qed.
+
 Lemma shares_are_all : forall world n, 1 <= world -> Permutation (concat (map (fun r => share_of world r n) (seq 0 world))) (seq 0 n).
 Proof.
-  intros world n Wa. unfold share_of. generalize (seq 0 n). induction l as [|i l IH].
-  - simpl. induction (seq 0 world); [constructor|assumption].
-  - simpl. assert (X : forall rs, NoDup rs -> In (i mod world) rs ->
-      Permutation (concat (map (fun r => if i mod world =? r then i :: filter (fun j => j mod world =? r) l else filter (fun j => j mod world =? r) l) rs))
-                  (i :: concat (map (fun r => filter (fun j => j mod world =? r) l) rs))).
-    { induction rs as [|r rs IHr]; intros D H; [destruct H|]. inversion D; subst. simpl. destruct (i mod world =? r) eqn:E.
-      - simpl. constructor. apply Nat.eqb_eq in E. apply Permutation_app_head. match goal with |- Permutation ?a ?b => replace a with b; [reflexivity|] end. f_equal. apply map_ext_in. intros q Hq.
-        destruct (i mod world =? q) eqn:Eq; [|reflexivity]. apply Nat.eqb_eq in Eq. congruence.
-      - apply Nat.eqb_neq in E. destruct H as [H|H]; [congruence|]. rewrite (IHr H3 H). rewrite Permutation_middle. reflexivity. }
-    rewrite X; [constructor; exact IH|apply seq_NoDup|]. apply in_seq. pose proof (Nat.mod_upper_bound i world). lia.
+  intros world n Wa. unfold share_of. rewrite (parts_by_key _ (fun i => i mod world)), (filter_all _ _ true); [reflexivity|].
+  intros i _. apply Nat.ltb_lt, Nat.mod_upper_bound. lia.
 Qed.
 
 Lemma by_rank_perm : forall A B (f g : nat -> A -> list B) parts, (forall r k, nth_error parts r = Some k -> Permutation (f r k) (g r k)) ->
   Permutation (by_rank f parts) (by_rank g parts).
 Proof.
-  intros A B f g parts. unfold by_rank. assert (X : forall parts n, (forall r k, nth_error parts r = Some k -> Permutation (f (n + r) k) (g (n + r) k)) ->
-    Permutation (concat (map (fun rp => f (fst rp) (snd rp)) (combine (seq n (length parts)) parts))) (concat (map (fun rp => g (fst rp) (snd rp)) (combine (seq n (length parts)) parts)))).
-  { induction parts0 as [|k parts0 IH]; intros n H; [constructor|]. simpl. apply Permutation_app.
-    - specialize (H 0 k eq_refl). rewrite Nat.add_0_r in H. exact H.
-    - apply IH. intros r k' E. specialize (H (S r) k' E). rewrite Nat.add_succ_comm. exact H. }
-  intros H. apply (X parts 0 H).
+  intros A B f g parts H. apply concat_perms. intros [r k] I. apply H, numbered, I.
 Qed.
 
 Lemma by_rank_app : forall A B (f g : nat -> A -> list B) parts, Permutation (by_rank f parts ++ by_rank g parts) (by_rank (fun r k => f r k ++ g r k) parts).
-Proof.
-  intros A B f g parts. unfold by_rank. symmetry. apply concat_map_app.
-Qed.
+Proof. intros A B f g parts. symmetry. apply concat_map_app. Qed.
 
 Lemma by_rank_of_rank : forall A B (f : nat -> list B) (parts : list A), by_rank (fun r _ => f r) parts = concat (map f (seq 0 (length parts))).
 Proof.

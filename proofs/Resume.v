@@ -121,20 +121,14 @@ Proof.
   set (w := place c rank (steps_of u) (save u)). assert (St : map shared (steps_of u) = h_steps h) by (rewrite (al_steps _ _ A); apply (k_steps _ _ _ _ _ _ K1)).
   assert (Ln : length (steps_of u) = length (h_steps h)) by (rewrite <- St, map_length; reflexivity).
   unfold load. fold w. split; [apply post_core|apply post_tight; simpl; try discriminate; [lia|intros X; contradiction X; reflexivity]].
-  constructor; try (simpl; discriminate).
-  - exact F1.
-  - reflexivity.
+  constructor; try (simpl; discriminate); try exact F1; try exact F5; try exact F6; try (simpl; reflexivity).
   - unfold steps_of at 1. simpl. rewrite app_nil_r. exact St.
   - unfold released_of. simpl. rewrite app_nil_r. exact Ln.
-  - exact F5.
-  - exact F6.
   - unfold steps_of at 1. unfold w, place. cbn [taken queue released plan aligned window read concat app]. rewrite app_nil_r, F2, F3, (i_steps _ _ _ _ _ _ Im). exact C.
   - unfold w, place. cbn [read]. rewrite F2. exact Le.
   - unfold w, place. cbn [ended read wanted]. intros E. rewrite F2, E. split; [rewrite (Re E); lia|reflexivity].
-  - reflexivity.
   - unfold w, place. cbn [ended window wanted]. left. unfold has_more. cbn [ended window wanted]. destruct (b_ended (save u)); [left; reflexivity|right].
     unfold coming, in_count. cbn [round at_phase]. rewrite Nat.add_0_r. destruct (has_steps c (b_round (save u))) eqn:Hs; [left|auto]. pose proof (ok_window _ OK rank _ Hs). lia.
-  - reflexivity.
 Qed.
 
 End Saved.
@@ -258,14 +252,9 @@ Proof.
   destruct (nth_error ms 0) as [m|] eqn:Hm; [|apply nth_error_None in Hm; pose proof (some_rank _ _ ok); lia]. specialize (M 0 m Hm). unfold message_of in M.
   rewrite (firstn_snoc _ _ _ _ Ex), history_snoc in *. set (h := history (firstn n (results s))) in *. unfold alive, h_step in *. apply nth_error_In in Hm.
   destruct (h_kind h) as [|k| |o lm] eqn:K; try contradiction.
-  - destruct M as [_ [o [-> _]]]. destruct x as [a|cs|rs].
-    + destruct (is_bad a); [contradiction|]. destruct (o_stop_rank a); [contradiction|]. destruct (target c a); simpl in *; [contradiction|lia].
-    + destruct (reduce_counted _ _ Rd) as [l [-> _]]. apply in_map_iff in Hm as [y [Y _]]. discriminate.
-    + destruct (reduce_reported _ _ Rd) as [-> _]. apply in_map_iff in Hm as [y [Y _]]. discriminate.
-  - subst m. destruct x as [a|cs|rs].
-    + destruct (reduce_agreed _ _ Rd) as [l [-> _]]. apply in_map_iff in Hm as [y [Y _]]. discriminate.
-    + simpl. lia.
-    + destruct (reduce_reported _ _ Rd) as [-> _]. apply in_map_iff in Hm as [y [Y _]]. discriminate.
+  - destruct M as [_ [o [-> _]]]. destruct x as [a|cs|rs]; [|destruct (reduce_says _ _ _ Rd Hm)..].
+    destruct (is_bad a); [contradiction|]. destruct (o_stop_rank a); [contradiction|]. destruct (target c a); simpl in *; [contradiction|lia].
+  - subst m. destruct x as [a|cs|rs]; [destruct (reduce_says _ _ _ Rd Hm)|simpl; lia|destruct (reduce_says _ _ _ Rd Hm)].
 Qed.
 
 Lemma begun_seen : forall d s r k, tells W c src input d s -> r < W -> has_begun (rank_of s r) -> round (rank_of s r) = k ->

@@ -113,9 +113,6 @@ Proof.
   - exists (CUrge r). destruct M as [M1 M2]. simpl. rewrite M1, M2. reflexivity.
 Qed.
 
-Lemma event_performed : forall s c r e t, event_of s c = Some (r, e) -> rank_moves s r e = Some t -> perform s c = Some t.
-Proof. intros s c r e t E T. destruct c; try discriminate E; unfold perform; rewrite E; exact T. Qed.
-
 Lemma rank_moves_step : forall s r e t, may cfg input s r e -> rank_moves s r e = Some t -> step s (LRank r e) t.
 Proof.
   intros s r e t M E. unfold rank_moves in E. destruct (r <? W) eqn:L; [|discriminate]. apply Nat.ltb_lt in L.
@@ -142,7 +139,8 @@ Proof.
   intros s t. split.
   - intros X. destruct X as [s l t St Dr|s r peer cause H E].
     + destruct St as [s r e v H M E|s x P Rd|s r H Ru Tk|]; [| | |discriminate].
-      * destruct (may_event_of s r e M) as [c Ev]. exists c. apply (event_performed s c r e _ Ev). unfold rank_moves. apply Nat.ltb_lt in H. rewrite H, E. reflexivity.
+      * destruct (may_event_of s r e M) as [c Ev]. exists c. apply Nat.ltb_lt in H.
+        destruct c; try discriminate Ev; unfold perform, rank_moves; rewrite Ev, H, E; reflexivity.
       * exists CExchange. simpl. rewrite (proj2 (all_ranks_spec _ _) P), Rd. reflexivity.
       * exists (CTrained r). simpl. apply Nat.ltb_lt in H. rewrite H, Ru. simpl.
         replace (all_ranks W _) with true; [reflexivity|]. symmetry. apply all_ranks_spec. intros q Hq. apply Nat.leb_le, Tk, Hq.

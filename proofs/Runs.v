@@ -89,16 +89,11 @@ Proof.
 Qed.
 
 Lemma rising_orders : orders (fun x y => pos x <=? pos y).
-Proof.
-  split; [intros a b E; apply Nat.leb_gt in E; apply Nat.leb_le; lia|].
-  intros a b c E F. apply Nat.leb_le in E, F. apply Nat.leb_le. lia.
-Qed.
+Proof. split; intros *; rewrite !Nat.leb_le, ?Nat.leb_gt; lia. Qed.
 
 Lemma by_position_once : forall l m, rising l -> Permutation m l -> by_position m = l.
 Proof.
-  intros l m A P. apply sorted_once; [apply rising_orders| |exact P]. clear P. induction A as [|x l A IH F]; constructor.
-  - exact IH.
-  - eapply Forall_impl; [|exact F]. simpl. intros y. apply Nat.leb_gt.
+  intros l m A P. apply sorted_once; [apply rising_orders| |exact P]. eapply sorted_weaker; [|exact A]. intros x y. apply Nat.leb_gt.
 Qed.
 
 Lemma by_place_is_a_line : line_ok by_place.

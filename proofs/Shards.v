@@ -101,9 +101,7 @@ Theorem a_job_emits_each_sample_of_the_order_once : forall rounds emitted, drawn
   Permutation (concat (map (fun i => map (fun p => nth p (drawn_by i rounds) 0) (emitted i)) (ranks W))) (seq 0 total).
 Proof.
   intros rounds emitted D E. rewrite <- D. eapply Permutation_trans; [|apply every_place_dealt_is_drawn_once_by_one_rank].
-  assert (M : forall l, map (fun p => nth p l 0) (seq 0 (length l)) = l).
-  { induction l as [|x l IH]; [reflexivity|]. simpl. f_equal. rewrite <- seq_shift, map_map. exact IH. }
-  apply each_gives. intros i Hi. rewrite (Permutation_map _ (E i Hi)), M. reflexivity.
+  apply each_gives. intros i Hi. rewrite (Permutation_map _ (E i Hi)), map_nth_all. reflexivity.
 Qed.
 
 End Epoch.

@@ -266,12 +266,9 @@ Notation all := (fun _ : nat => one).
 Theorem ranks_with_sizes_meet_every_assumption : setting_ok W all.
 Proof.
   constructor; auto. intros _ _. pose proof (with_sizes_groups_are_measured_as_is_asked s C costs_grow) as M.
-  constructor; cbn [c_group c_align c_window c_max_age c_rule sized]; auto.
-  - intros b w. apply sized_groups_hold_exactly_the_window, friendly.
+  constructor; cbn [c_group c_align c_window c_max_age c_rule sized]; auto using sized_groups_hold_exactly_the_window,
+    in_every_order_an_alignment_has_the_target_number_of_steps, in_every_order_an_alignment_keeps_exactly_the_groups, in_every_order_no_step_is_left_idle.
   - intros b w. eapply Forall_impl; [|apply every_sized_group_is_friendly, friendly]. intros g [NE _]. exact NE.
-  - intros. apply in_every_order_an_alignment_has_the_target_number_of_steps.
-  - intros. apply in_every_order_an_alignment_keeps_exactly_the_groups.
-  - intros. apply in_every_order_no_step_is_left_idle; assumption.
   - intros k gs t d D. destruct (carried_in (ByPlaces before) (sized_gauge s C) k gs t d) as [way ->].
     apply nothing_due_is_carried_when_the_target_covers_the_due_groups, D.
   - intros _ k. unfold window_samples. lia.

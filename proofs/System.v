@@ -64,6 +64,24 @@ Proof.
   intros [a|] [b|] x H; simpl in H; auto. injection H as <-. destruct (Nat.min_dec a b) as [-> | ->]; auto.
 Qed.
 
+(** A field that is reduced by MIN, and the least of what is reduced. *)
+Lemma fold_field : forall f : offer -> option nat, (forall a b, f (combine_offers a b) = min_opt (f a) (f b)) ->
+  forall os o, f (fold_left combine_offers os o) = fold_left min_opt (map f os) (f o).
+Proof. intros f Hf. induction os as [|p os IH]; intros o; simpl; [reflexivity|]. rewrite IH, Hf. reflexivity. Qed.
+
+Lemma fold_least : forall l m, match fold_left min_opt l m with
+  | Some n => In (Some n) (m :: l) /\ forall k, In (Some k) (m :: l) -> n <= k
+  | None => forall x, In x (m :: l) -> x = None
+  end.
+Proof.
+  induction l as [|x l IH]; intros m; simpl fold_left.
+  - destruct m as [n|]; [split; [left; reflexivity|intros k [E|[]]; injection E as ->; reflexivity]|intros x [<-|[]]; reflexivity].
+  - specialize (IH (min_opt m x)). destruct (fold_left min_opt l (min_opt m x)) as [n|].
+    + destruct IH as [I M]. split; [destruct I as [I|I]; [apply min_opt_some in I as [-> | ->]|]; simpl; auto|].
+      intros k [-> |[-> |J]]; [destruct x|destruct m|apply M; right; exact J]; specialize (M _ (or_introl eq_refl)); lia.
+    + intros y [<-|[<-|J]]; [| |apply IH; right; exact J]; specialize (IH _ (or_introl eq_refl)); destruct m, x; simpl in IH; congruence.
+Qed.
+
 Lemma fold_offers : forall os o, agreement_of (fold_left combine_offers os o) (o :: os).
 Proof.
   induction os as [|p os IH]; intros o; simpl.
@@ -72,30 +90,17 @@ Proof.
     destruct IH as [H1 H2 H3 H4 H5 H6 H7 H8 T1 T2 T3 T4 T5 T6 T7 T8 T9 T10 T11 T12].
     assert (Z : In (combine_offers o p) (combine_offers o p :: os)) by (left; reflexivity).
     assert (Y : forall x, In x os -> In x (combine_offers o p :: os)) by (intros; right; assumption).
-    Ltac all_of Hx Z Y := let x := fresh in let I := fresh in intros x I;
-      destruct I as [I|[I|I]]; [subst x; specialize (Hx _ Z); simpl in Hx|subst x; specialize (Hx _ Z); simpl in Hx|apply Hx, Y, I].
-    Ltac one_of T o p := destruct T as [x [[X|X] E]]; [subst x; simpl in E|exists x; split; [right; right; exact X|exact E]].
-    constructor.
-    + all_of H1 Z Y; lia.
-    + all_of H2 Z Y; lia.
-    + all_of H3 Z Y; intros R; apply H3 in R; apply andb_true_iff in R; apply R.
-    + all_of H4 Z Y; intros R; apply H4, min_opt_none; auto.
-    + all_of H5 Z Y; intros R; apply H5, min_opt_none; auto.
-    + all_of H6 Z Y; lia.
-    + all_of H7 Z Y; lia.
-    + all_of H8 Z Y; lia.
-    + intros R. specialize (T1 R). one_of T1 o p. apply andb_false_iff in E as [E|E]; [exists o|exists p]; simpl; auto.
-    + intros q R. specialize (T2 q R). one_of T2 o p. apply min_opt_some in E as [E|E]; [exists o|exists p]; simpl; auto.
-    + intros q R. specialize (T3 q R). one_of T3 o p. apply min_opt_some in E as [E|E]; [exists o|exists p]; simpl; auto.
-    + one_of T4 o p. destruct (Nat.max_dec (o_samples_max o) (o_samples_max p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
-    + one_of T5 o p. destruct (Nat.min_dec (o_samples_min o) (o_samples_min p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
-    + one_of T6 o p. destruct (Nat.max_dec (o_groups_max o) (o_groups_max p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
-    + one_of T7 o p. destruct (Nat.max_dec (o_due_max o) (o_due_max p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
-    + intros g R. specialize (T8 g R). one_of T8 o p. apply min_opt_some in E as [E|E]; [exists o|exists p]; simpl; auto.
-    + one_of T9 o p. destruct (Nat.min_dec (o_round_min o) (o_round_min p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
-    + one_of T10 o p. destruct (Nat.max_dec (o_round_max o) (o_round_max p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
-    + one_of T11 o p. destruct (Nat.min_dec (o_print_min o) (o_print_min p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
-    + one_of T12 o p. destruct (Nat.max_dec (o_print_max o) (o_print_max p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
+    (* What holds of the two combined holds of each; a field of the two combined is that of one of them. *)
+    Ltac of_all H Z Y := intros x [<-|[<-|I]]; [specialize (H _ Z); simpl in H..|exact (H _ (Y _ I))];
+      first [lia|intros R; apply H, min_opt_none; auto|intros R; apply H, andb_true_iff in R; apply R].
+    Ltac of_one T o p := first [intros q R; specialize (T q R)|intros R; specialize (T R)|idtac];
+      destruct T as [x [[<-|X] E]]; [simpl in E|exists x; split; [right; right; exact X|exact E]];
+      first [apply andb_false_iff in E as [E|E]|apply min_opt_some in E as [E|E]
+            |match type of E with Nat.max ?m ?n = _ => destruct (Nat.max_dec m n) | Nat.min ?m ?n = _ => destruct (Nat.min_dec m n) end];
+      [exists o|exists p]; simpl; split; auto; lia.
+    constructor; [of_all H1 Z Y|of_all H2 Z Y|of_all H3 Z Y|of_all H4 Z Y|of_all H5 Z Y|of_all H6 Z Y|of_all H7 Z Y|of_all H8 Z Y
+      |of_one T1 o p|of_one T2 o p|of_one T3 o p|of_one T4 o p|of_one T5 o p|of_one T6 o p
+      |of_one T7 o p|of_one T8 o p|of_one T9 o p|of_one T10 o p|of_one T11 o p|of_one T12 o p].
 Qed.
 
 Lemma all_say_is : forall (A : Type) (says : msg -> option A) make (P : A -> Prop), (forall m x, says m = Some x -> m = make x /\ P x) ->
@@ -122,23 +127,6 @@ Proof.
   injection X as ->. apply Nat.eqb_eq in L. auto.
 Qed.
 
-Lemma reduce_agreed : forall ms a, reduce ms = Some (Agreed a) -> exists os, ms = map MOffer os /\ agreement_of a os.
-Proof.
-  intros [|[o|c|r] ms] a H; simpl in H; try discriminate.
-  - destruct (offers_of ms) as [os|] eqn:E; [|discriminate]. injection H as <-. exists (o :: os). split; [|apply fold_offers].
-    simpl. f_equal. apply offers_of_map, E.
-  - destruct (counts_of _ _); discriminate.
-  - destruct (reports_of _); discriminate.
-Qed.
-
-Lemma reduce_reported : forall ms rs, reduce ms = Some (Reported rs) -> ms = map MReport rs /\ rs <> [].
-Proof.
-  intros [|[o|c|r] ms] rs H; simpl in H; try discriminate.
-  - destruct (offers_of ms); discriminate.
-  - destruct (counts_of _ _); discriminate.
-  - destruct (reports_of _) as [x|] eqn:E; [|discriminate]. injection H as <-. apply reports_of_map in E. split; [exact E|]. destruct x; discriminate.
-Qed.
-
 Lemma add_lists_length : forall a b, length a = length b -> length (add_lists a b) = length a.
 Proof. induction a as [|x a IH]; intros [|y b] H; simpl in *; try discriminate; [reflexivity|]. rewrite IH; congruence. Qed.
 
@@ -148,15 +136,19 @@ Proof.
   rewrite IH; rewrite add_lists_length; auto.
 Qed.
 
-Lemma reduce_counted : forall ms cs, reduce ms = Some (Counted cs) ->
-  exists l, ms = map MCounts l /\ Forall (fun c => length c = length cs) l /\
-  exists c0 l0, l = c0 :: l0 /\ cs = fold_left add_lists l0 c0.
+Lemma reduce_is : forall ms x, reduce ms = Some x -> match x with
+  | Agreed a => exists os, ms = map MOffer os /\ agreement_of a os /\ exists o l, os = o :: l /\ a = fold_left combine_offers l o
+  | Counted cs => exists l, ms = map MCounts l /\ Forall (fun c => length c = length cs) l /\
+    exists c0 l0, l = c0 :: l0 /\ cs = fold_left add_lists l0 c0
+  | Reported rs => ms = map MReport rs
+  end.
 Proof.
-  intros [|[o|c|r] ms] cs H; simpl in H; try discriminate.
-  - destruct (offers_of ms); discriminate.
+  intros [|[o|c|r] ms] x H; simpl in H; try discriminate.
+  - destruct (offers_of ms) as [os|] eqn:E; [|discriminate]. injection H as <-. apply offers_of_map in E as ->.
+    exists (o :: os). split; [reflexivity|]. split; [apply fold_offers|eauto].
   - destruct (counts_of (length c) ms) as [l|] eqn:E; [|discriminate]. injection H as <-. apply counts_of_map in E as [-> F].
     exists (c :: l). rewrite fold_add_length by assumption. repeat split; eauto.
-  - destruct (reports_of _); discriminate.
+  - destruct (reports_of _) as [rs|] eqn:E; [|discriminate]. injection H as <-. apply reports_of_map, E.
 Qed.
 
 (** All messages of one exchange are of one kind. *)
@@ -167,10 +159,10 @@ Lemma reduce_says : forall ms x m, reduce ms = Some x -> In m ms ->
   | _, _ => False
   end.
 Proof.
-  intros ms x m R I. destruct x as [a|cs|rs].
-  - destruct (reduce_agreed _ _ R) as [os [E A]]. rewrite E in I. apply in_map_iff in I as [o [<- I]]. eauto.
-  - destruct (reduce_counted _ _ R) as [l [E _]]. rewrite E in I. apply in_map_iff in I as [c [<- _]]. exact Logic.I.
-  - destruct (reduce_reported _ _ R) as [E _]. rewrite E in I. apply in_map_iff in I as [y [<- _]]. exact Logic.I.
+  intros ms x m R I. apply reduce_is in R. destruct x as [a|cs|rs].
+  - destruct R as [os [E [A _]]]. rewrite E in I. apply in_map_iff in I as [o [<- I]]. eauto.
+  - destruct R as [l [-> _]]. apply in_map_iff in I as [c [<- _]]. exact Logic.I.
+  - rewrite R in I. apply in_map_iff in I as [y [<- _]]. exact Logic.I.
 Qed.
 
 (** If an agreement is neither bad nor a stop, every rank was ready when it offered. *)
@@ -330,10 +322,6 @@ Record invariant (s : sys) : Prop := {
 Lemma g_tight : forall s, standing s -> forall r, r < W -> tight (depth r) (rank_of s r).
 Proof. intros s I r H. destruct (g_some s I r H) as [h [_ T]]. exact T. Qed.
 
-(** Only its result moves a rank that waits. *)
-Lemma post_waiting : forall c r s, is_waiting s = true -> post c r s = s.
-Proof. intros c r s Wa. destruct (post_eq c r s) as [[E _]|[P _]]; [exact E|]. unfold is_waiting in Wa. rewrite P in Wa. discriminate. Qed.
-
 Lemma post_phase : forall c r s, at_phase (post c r s) = at_phase s \/ (at_phase s = FILL /\ at_phase (post c r s) = OFFER).
 Proof. intros c r s. destruct (post_eq c r s) as [[-> _]|[P [_ ->]]]; auto. Qed.
 
@@ -362,29 +350,25 @@ Proof.
   2:{ split; [auto|]. intros Wa. unfold has_posted, is_waiting in *. destruct (at_phase s); auto; discriminate. }
   assert (Po : posted (moved d s e) = posted s) by (destruct e; reflexivity). set (u := moved d s e) in *. pose proof (moved_phase d s e) as P. fold u in P. split; intros Wa.
   - assert (Pu : at_phase u = at_phase s) by (destruct P as [P|[P _]]; [exact P|unfold is_waiting in Wa; rewrite P in Wa; discriminate]).
-    rewrite post_waiting; [auto|unfold is_waiting in *; rewrite Pu; exact Wa].
+    destruct (post_eq c r u) as [[-> _]|[Q _]]; [auto|]. unfold is_waiting in Wa. rewrite <- Pu, Q in Wa. discriminate.
   - unfold has_posted, is_waiting in *. destruct (post_phase c r u) as [X|[X1 X2]]; [rewrite X|rewrite X2; destruct P as [P|[_ P]]; rewrite P in X1; [rewrite X1; reflexivity|discriminate]].
     destruct P as [P|[_ P]]; rewrite P; [destruct (at_phase s); auto; discriminate|reflexivity].
 Qed.
-
-Lemma drain_phase : forall d o l s, at_phase (drain d o l s) = DRAIN \/ at_phase (drain d o l s) = DONE.
-Proof. intros. unfold drain. match goal with |- context[finish_when_drained ?u] => destruct (finish_eq u) as [p [-> [-> | ->]]]; auto end. Qed.
 
 Lemma got_posts : forall c r d s x t, transition c r d s (Got x) = Some t -> is_waiting s = true /\ has_posted s t = is_waiting t.
 Proof.
   intros c r d s x t E. simpl in E. destruct x as [a|cs|rs]; destruct (at_phase s) eqn:P; try discriminate; (split; [unfold is_waiting; rewrite P; reflexivity|]).
   - assert (Q : at_phase t <> OFFER); [|unfold has_posted, is_waiting; rewrite P; destruct (at_phase t); auto; congruence].
     unfold agree in E. destruct (is_bad a); [injection E as <-; discriminate|]. destruct (negb _); [discriminate|].
-    destruct (o_stop_rank a); [injection E as <-; destruct (drain_phase d (Stopped n match o_stop_step a with Some n => n | None => 0 end) match o_stop_step a with Some n => n | None => 0 end (set_groups [] s)) as [-> | ->]; discriminate|].
-    destruct (negb _); [discriminate|]. destruct (target c a) as [|n].
-    + injection E as <-. match goal with |- at_phase (drain ?d ?o ?l ?s) <> _ => destruct (drain_phase d o l s) as [-> | ->]; discriminate end.
-    + destruct (align_at _ _ _ _ _ _). injection E as <-. match goal with |- at_phase (deliver ?d ?u) <> _ => destruct (deliver_same d u) as [-> _] end. discriminate.
+    destruct (o_stop_rank a); [injection E as <-; drains|]. destruct (negb _); [discriminate|].
+    destruct (target c a) as [|n]; [injection E as <-; drains|].
+    destruct (align_at _ _ _ _ _ _). injection E as <-.
+    match goal with |- at_phase (deliver ?d ?u) <> _ => destruct (deliver_same d u) as [-> _] end. discriminate.
   - assert (Q : at_phase t <> COUNT); [|unfold has_posted, is_waiting; rewrite P; destruct (at_phase t); auto; congruence].
     unfold count in E. destruct (negb _); [discriminate|]. injection E as <-.
     match goal with |- at_phase (post ?c ?r ?u) <> _ => destruct (post_phase c r u) as [-> |[_ ->]]; discriminate end.
   - assert (Q : at_phase t <> REPORT); [|unfold has_posted, is_waiting; rewrite P; destruct (at_phase t); auto; congruence].
-    destruct (failure_of rs); [|discriminate]. injection E as <-.
-    match goal with |- at_phase (drain ?d ?o ?l ?s) <> _ => destruct (drain_phase d o l s) as [-> | ->]; discriminate end.
+    destruct (failure_of rs); [|discriminate]. injection E as <-. drains.
 Qed.
 
 Lemma results_nth : forall s i p, nth_error (log s) i = Some p -> nth_error (results s) i = Some (snd p).
@@ -396,7 +380,7 @@ Proof. intros s i p I H. apply nth_error_In in H. pose proof (g_log s I) as F. r
 (** An agreement that is not bad was made by ranks with one configuration. *)
 Lemma good_agreement : forall ms a r, entry_ok (ms, Agreed a) -> is_bad a = false -> r < W -> cfg r = cfg 0.
 Proof.
-  intros ms a r [L [R M]] B H. simpl in *. destruct (reduce_agreed _ _ R) as [os [-> A]]. rewrite map_length in L.
+  intros ms a r [L [R M]] B H. simpl in *. destruct (reduce_is _ _ R) as [os [-> [A _]]]. rewrite map_length in L.
   assert (X : forall q, q < W -> c_print (cfg q) = o_print_min a).
   { intros q Hq. destruct (nth_error os q) as [o|] eqn:E; [|apply nth_error_None in E; lia].
     assert (In o os) by (eapply nth_error_In; eauto). destruct (ag_print _ _ A o H0) as [P1 P2].
@@ -415,11 +399,6 @@ Proof.
   - exfalso. assert (nth_error (results s) (got s r) <> None) by congruence. apply nth_error_Some in H. unfold results in H. rewrite map_length, G in H. exact (Nat.lt_irrefl _ H).
 Qed.
 
-Lemma sync_message : forall s r x, standing s -> r < W -> pending s r = false -> nth_error (results s) (got s r) = Some x ->
-  is_waiting (rank_of s r) = true /\ S (got s r) = length (log s) /\
-  exists ms, nth_error (log s) (got s r) = Some (ms, x) /\ nth_error ms r = Some (message (rank_of s r)).
-Proof. intros s r x I H. apply sync_answer, (g_sync s I r H). Qed.
-
 (** If an agreement is ready, each rank's offer in it was ready. *)
 Lemma ready_offer : forall ms a r u, entry_ok (ms, Agreed a) -> nth_error ms r = Some (message u) -> o_ready a = true ->
   forall o, posted u = Some (MOffer o) -> o_ready o = true.
@@ -431,7 +410,7 @@ Qed.
 Lemma may_admissible : forall s r e, standing s -> r < W -> may s r e -> admissible (cfg r) (cfg 0) (input r) (rank_of s r) e.
 Proof.
   intros s r e I H M. destruct e as [xs en full| |x| | |cause|]; simpl in *; auto; [tauto|]. destruct x as [a| |]; auto; destruct M as [P [E Sh]]; [|exact Sh].
-  destruct (sync_message s r _ I H P E) as [Wa [G [ms [L M]]]]. pose proof (log_entry _ _ _ I L) as EO. split.
+  destruct (sync_answer s r _ (g_sync s I r H) P E) as [Wa [G [ms [L M]]]]. pose proof (log_entry _ _ _ I L) as EO. split.
   - intros B. eapply good_agreement; eauto.
   - eapply ready_offer; eauto.
 Qed.
@@ -444,6 +423,14 @@ Qed.
 
 Lemma messages_length : forall s, length (messages s) = W.
 Proof. intros. unfold messages. rewrite map_length, seq_length. reflexivity. Qed.
+
+(** Each rank has put in one of the messages of an exchange. *)
+Lemma each_has_said : forall s (A : Type) (make : A -> msg) l, messages s = map make l ->
+  length l = W /\ forall r, r < W -> exists y, nth_error l r = Some y /\ message (rank_of s r) = make y.
+Proof.
+  intros s A make l E. split; [rewrite <- (map_length make), <- E; apply messages_length|]. intros r H.
+  pose proof (messages_nth s r H) as Hm. rewrite E, nth_error_map in Hm. destruct (nth_error l r) as [y|]; [|discriminate]. injection Hm as Hm. eauto.
+Qed.
 
 (** The message that a waiting rank has put into the exchange shows what the rank waits for. *)
 Lemma waiting_says : forall c c0 r inp h u, core c c0 r inp h u -> is_waiting u = true ->
@@ -468,9 +455,6 @@ Qed.
 Lemma waiting_message : forall s r, standing s -> r < W -> is_waiting (rank_of s r) = true -> msg_ok r (message (rank_of s r)).
 Proof. intros s r I H. destruct (g_some s I r H) as [h [K _]]. eapply core_message, K. Qed.
 
-Lemma steady_message : forall s t, posted t = posted s -> message t = message s.
-Proof. intros s t H. unfold message. rewrite H. reflexivity. Qed.
-
 (** Every step keeps the link between a rank and the exchange. *)
 Lemma every_step_keeps_sync : forall s l t, (forall r, r < W -> sync s r) -> step s l t -> forall r, r < W -> sync t r.
 Proof.
@@ -486,7 +470,7 @@ Proof.
         -- destruct (S1 eq_refl) as [S3 S4]. assert (HP : has_posted (rank_of s r) t = false).
            { unfold has_posted, is_waiting in *. rewrite S3. destruct (at_phase (rank_of s r)); auto; discriminate. }
            assert (Wt : is_waiting t = true) by (unfold is_waiting in *; rewrite S3; exact Wa).
-           rewrite HP, Wt, (steady_message _ _ S4). unfold sync in Y. rewrite Wa in Y. exact Y.
+           rewrite HP, Wt. unfold sync, message in *. rewrite S4. rewrite Wa in Y. exact Y.
         -- rewrite (S2 eq_refl). destruct Y as [Y|[Y|Y]]; [destruct Y as [_ [_ Y]]; congruence|destruct Y as [_ [_ [Y _]]]; congruence|].
            destruct Y as [Y1 [Y2 _]]. destruct (is_waiting t) eqn:Wt; [left; rewrite update_same; auto|right; right; auto].
     + rewrite update_other by assumption. replace (match e with Got _ => _ | _ => _ end q) with (got s q) by (destruct e; try reflexivity; rewrite update_other by assumption; reflexivity).

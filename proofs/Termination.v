@@ -14,19 +14,17 @@ Definition rank_measure (rounds total : nat) (inp : list sample) (s : state) : n
 
 Definition sum_over (n : nat) (f : nat -> nat) : nat := sum_nat (map f (seq 0 n)).
 
+Lemma sum_over_S : forall n f, sum_over (S n) f = sum_over n f + f n.
+Proof. intros n f. unfold sum_over. rewrite seq_S, map_app, sum_nat_app. simpl. lia. Qed.
+
 Lemma sum_over_le : forall f g n, (forall i, i < n -> f i <= g i) -> sum_over n f <= sum_over n g.
-Proof.
-  intros f g n H. unfold sum_over. assert (X : forall i, In i (seq 0 n) -> f i <= g i) by (intros i Hi; apply in_seq in Hi; apply H; lia).
-  induction (seq 0 n) as [|i l IH]; simpl; [lia|]. pose proof (X i (or_introl eq_refl)). assert (forall j, In j l -> f j <= g j) by (intros; apply X; right; assumption). specialize (IH H1). lia.
-Qed.
+Proof. induction n as [|n IH]; intros H; [reflexivity|]. rewrite !sum_over_S. pose proof (H n ltac:(lia)). specialize (IH ltac:(auto)). lia. Qed.
 
 Lemma sum_over_lt : forall f g n i, i < n -> f i < g i -> (forall j, j < n -> f j <= g j) -> sum_over n f < sum_over n g.
 Proof.
-  intros f g n i Hi L H. unfold sum_over. assert (X : forall j, In j (seq 0 n) -> f j <= g j) by (intros j Hj; apply in_seq in Hj; apply H; lia).
-  assert (Y : In i (seq 0 n)) by (apply in_seq; lia). clear H Hi. induction (seq 0 n) as [|k l IH]; simpl in *; [easy|].
-  assert (Z : sum_nat (map f l) <= sum_nat (map g l)).
-  { clear IH Y. induction l as [|m l IHl]; simpl; [lia|]. pose proof (X m (or_intror (or_introl eq_refl))). assert (forall j, k = j \/ In j l -> f j <= g j) by (intros j [->|Hj]; apply X; simpl; auto). specialize (IHl H0). lia. }
-  destruct Y as [->|Y]; [lia|]. assert (IH' : sum_nat (map f l) < sum_nat (map g l)) by (apply IH; [intros; apply X; auto|exact Y]). pose proof (X k (or_introl eq_refl)). lia.
+  induction n as [|n IH]; intros i Hi L H; [lia|]. rewrite !sum_over_S. pose proof (H n ltac:(lia)). destruct (Nat.eq_dec i n) as [->|NE].
+  - pose proof (sum_over_le f g n ltac:(auto)). lia.
+  - specialize (IH i ltac:(lia) L ltac:(auto)). lia.
 Qed.
 
 Lemma sum_swap : forall (a : nat -> nat -> nat) l m,
@@ -37,15 +35,10 @@ Proof.
   - rewrite IH. clear IH. induction l as [|q l IHl]; simpl; [reflexivity|]. lia.
 Qed.
 
-Lemma sum_nth_lengths : forall (gs : list group) n k, sum_nat (map (fun j => length (nth j gs [])) (seq k n)) <= length (concat (skipn k gs)).
+Lemma sum_nth_lengths : forall (gs : list group) n, sum_nat (map (fun j => length (nth j gs [])) (seq 0 n)) <= length (concat gs).
 Proof.
-  intros gs n. induction n as [|n IH]; intros k; simpl; [lia|]. specialize (IH (S k)).
-  destruct (lt_dec k (length gs)) as [L|L].
-  - assert (E : skipn k gs = nth k gs [] :: skipn (S k) gs).
-    { clear IH. revert k L. induction gs as [|g gs IHg]; intros k L; simpl in L; [lia|]. destruct k; [reflexivity|]. simpl. apply IHg. lia. }
-    rewrite E. cbn [concat]. rewrite app_length. apply Nat.add_le_mono_l. exact IH.
-  - rewrite nth_overflow by lia. simpl length. rewrite (skipn_all2 gs) by lia.
-    assert (E : skipn (S k) gs = []) by (apply skipn_all2; lia). rewrite E in IH. exact IH.
+  induction gs as [|g gs IH]; intros n; [induction (seq 0 n) as [|[|j] l IH]; simpl in *; lia|].
+  destruct n as [|n]; [simpl; lia|]. cbn [seq map]. rewrite <- seq_shift, map_map. specialize (IH n). simpl in *. rewrite app_length. lia.
 Qed.
 
 Lemma map_nth_seq : forall (A : Type) (l : list A) (f : A -> nat) (g : nat -> nat),
@@ -76,7 +69,7 @@ Proof.
   { unfold h_samples. f_equal. apply map_nth_seq. intros j x Hx. rewrite (n_true _ _ _ S j x Hx). unfold true_counts, sum_counts.
     rewrite fold_add_samples. simpl. rewrite map_map. reflexivity. }
   rewrite E, (sum_swap (fun q j => length (nth j (groups_of (rank_of s q)) []))). apply (sum_over_le _ _ W). intros q Hq.
-  eapply Nat.le_trans; [apply (sum_nth_lengths (groups_of (rank_of s q)) _ 0)|]. simpl.
+  eapply Nat.le_trans; [apply sum_nth_lengths|].
   pose proof (Permutation_length (k_cons _ _ _ _ _ _ (g_core _ _ _ _ _ R q Hq))) as P. rewrite !app_length, firstn_length in P. unfold groups_of. rewrite concat_app, app_length. unfold samples_of in P. lia.
 Qed.
 

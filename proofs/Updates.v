@@ -14,10 +14,8 @@ Proof. intros size k j L. induction L; simpl; lia. Qed.
 Lemma positions_of_a_part : forall (l : list sample) k, (forall i x, nth_error l i = Some x -> pos x = k + i) ->
   forall n m x, In x (firstn m (skipn n l)) -> k + n <= pos x < k + n + m.
 Proof.
-  induction l as [|a l IH]; intros k P n m x I; [rewrite skipn_nil, firstn_nil in I; easy|].
-  assert (P' : forall i y, nth_error l i = Some y -> pos y = S k + i) by (intros i y E; rewrite (P (S i) y E); lia).
-  destruct n as [|n]; simpl in I; [|specialize (IH _ P' n m x I); lia].
-  destruct m as [|m]; simpl in I; [easy|]. destruct I as [<-|I]; [rewrite (P 0 a eq_refl); lia|]. specialize (IH _ P' 0 m x I). lia.
+  intros l k P n m x I. apply In_nth_error in I as [j E]. apply nth_error_of_firstn in E as [L E].
+  rewrite nth_error_of_skipn in E. rewrite (P _ _ E). lia.
 Qed.
 
 (** ** A rank's samples lie in the windows of its rounds *)
@@ -107,7 +105,7 @@ Proof.
     split; [|auto]. constructor; unfold steps_in_place; rewrite ?S1, ?Hr, ?Ct; [exact P1| |].
     + split; [intros Hs; rewrite Al; unfold align_at; rewrite Hs; reflexivity|]. intros x Ix. apply P3, (Permutation_in _ Pm), in_or_app. auto.
     + rewrite Wt. destruct (has_steps c (round u)) eqn:Hs; [intros x []|]. rewrite (the_first_round_stays c Up _ Hs). intros x Ix. specialize (P3 x Ix). pose proof (Ri (S (round u)) (S (S (round u)))). lia.
-  - destruct (count_cases _ _ _ _ _ E) as [Lc [Al [_ [_ [Pt _]]]]]. destruct (count_rounds _ _ _ _ _ E (Kp eq_refl)) as [new [S2 [S3 Rn]]].
+  - destruct (count_cases _ _ _ _ _ E) as [Lc [Al [_ [_ [Pt New]]]]]. destruct (New (Kp eq_refl)) as [new [S2 [S3 [_ Rn]]]].
     pose proof (held_count _ _ _ _ _ E) as He. assert (Cut : cut c (gsum u) cs = length cs) by (unfold cut; rewrite Nq; reflexivity).
     cbv zeta in He. rewrite Cut in S3, He. rewrite Lc in S3, He. rewrite firstn_all in S3. rewrite skipn_all in He. simpl in He. unfold held in He. injection He as Hw _ _ Hr.
     assert (Ct : coming t = coming u) by (unfold coming, in_count; rewrite Ph; destruct Pt as [-> | ->]; rewrite Hr; lia).
@@ -450,11 +448,10 @@ Lemma what_ships_meets_every_assumption_of_updates : forall W windows p cfg, 1 <
   (forall r, r < W -> c_bounded (cfg r) r = false /\ c_shares (cfg r) = false) /\ (forall r, r < W -> c_updates (cfg r) = Some p /\ forall k, c_window (cfg r) r k = windows r k).
 Proof.
   intros W windows p cfg Hw Hp Wi [form [o [M [max_age [rule [print [first [accepts [keeps [Fo [Co [Ha [Wb ->]]]]]]]]]]]]]. split; [|repeat split].
-  - apply with_reading_meets_every_assumption; [exact Hw|exact Hp|exact Wi|]. constructor; simpl; auto; try apply Fo.
-    + intros. apply in_every_order_an_alignment_has_the_target_number_of_steps.
-    + intros. apply in_every_order_an_alignment_keeps_exactly_the_groups.
-    + intros. apply in_every_order_no_step_is_left_idle; assumption.
-    + intros k gs t d D. destruct (carried_in o M k gs t d) as [way ->]. apply nothing_due_is_carried_when_the_target_covers_the_due_groups, D.
+  - apply with_reading_meets_every_assumption; [exact Hw|exact Hp|exact Wi|].
+    constructor; simpl; auto using in_every_order_an_alignment_has_the_target_number_of_steps,
+      in_every_order_an_alignment_keeps_exactly_the_groups, in_every_order_no_step_is_left_idle; try apply Fo.
+    intros k gs t d D. destruct (carried_in o M k gs t d) as [way ->]. apply nothing_due_is_carried_when_the_target_covers_the_due_groups, D.
   - intros q k gs t d _ L. simpl. destruct (carried_in o M k gs t d) as [way ->]. apply an_alignment_carries_only_surplus_groups, L.
 Qed.
 

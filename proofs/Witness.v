@@ -98,8 +98,7 @@ Theorem a_run_in_the_order_sampler_completes : setting_ok 2 (fun _ => in_turn) /
   ends s = [(DONE, Some Complete, [(0, [1]); (1, [5]); (1, [2]); (2, [4]); (2, [3; 3]); (3, [1])]);
             (DONE, Some Complete, [(0, [2]); (1, [2]); (1, [2]); (2, []); (2, []); (3, [])])].
 Proof.
-  split; [|split].
-  - apply small_ranks_ok.
+  split; [apply small_ranks_ok|]. split.
   - intros [|[|r]] H; [| |lia]; repeat (constructor; [|repeat (constructor; [simpl; lia|]); constructor]); constructor.
   - exists (run (fun _ => in_turn) 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity].
 Qed.
@@ -113,10 +112,9 @@ Theorem a_run_with_windows_bounded_in_bytes_completes : setting_ok 2 (fun _ => n
   ends s = [(DONE, Some Complete, [(0, [1]); (1, [5]); (2, [2]); (3, [4]); (4, [3]); (5, [3]); (6, [1])]);
             (DONE, Some Complete, [(0, [2]); (1, [2]); (2, [2]); (3, []); (4, []); (5, []); (6, [])])].
 Proof.
-  split; [|split; [reflexivity|]].
-  - apply small_ranks_ok.
-  - exists (go_on (perform 2 (fun _ => narrow) deep shards) 400 (sparing 0 ++ sparing 1 ++ [CExchange]) (start (fun _ => narrow))).
-    split; [apply go_on_keeps; [apply performed; reflexivity|apply reach_start]|vm_compute; reflexivity].
+  split; [apply small_ranks_ok|]. split; [reflexivity|].
+  exists (go_on (perform 2 (fun _ => narrow) deep shards) 400 (sparing 0 ++ sparing 1 ++ [CExchange]) (start (fun _ => narrow))).
+  split; [apply go_on_keeps; [apply performed; reflexivity|apply reach_start]|vm_compute; reflexivity].
 Qed.
 
 (** Updates of 3 samples, of which one rank gives 2 and the other 1, in turn. The second round of each update makes its steps. *)
