@@ -101,10 +101,13 @@ class Epochs(Generic[Batch]):
             return self._order.count_updates()
         if (bound := self._compute_bound()) is not None:
             return bound
-        advice = "for a bound, pass Batching(len_bound=); " if self.update_samples is None else ""
+        if self.update_samples is None:
+            why = "steps in an epoch depends on the samples' lengths, which are known only when the samples are read"
+            advice = "for a bound, pass Batching(len_bound=); "
+        else:
+            why, advice = "updates in an epoch is unknown, because each rank has its own samples", ""
         raise TypeError(
-            "an ODBDataLoader has no length: the number of steps in an epoch depends on the samples' lengths, which are known "
-            f"only when the samples are read ({advice}for progress, use StepInfo.progress). "
+            f"an ODBDataLoader has no length: the number of {why} ({advice}for progress, use StepInfo.progress). "
             "(Did you pass the loader where a data set is expected?)"
         )
 

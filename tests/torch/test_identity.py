@@ -298,7 +298,8 @@ class Local(Numbers):
 
     def __init__(self, rank: int) -> None:
         super().__init__(0, 24)
-        self.rank, self.device, self.seed = rank, f"cuda:{rank}", rank
+        self.rank, self.device, self.seed, self.pid = rank, f"cuda:{rank}", rank, os.getpid()
+        self.handle = None if rank else object()  # opened when first used, and only rank 0 has looked at a sample
         self.cache = dict.fromkeys(range(rank))
         self._read = rank
 
@@ -327,6 +328,7 @@ def test_facts_tell_data_sets_apart_and_nothing_of_them() -> None:
     own.rows = own  # a cycle does not hang the comparison
     assert list_facts(own) == list_facts(own)
     assert list_facts(Held([object()])) == list_facts(Held([object()]))
+    assert list_facts(Held(None)) != list_facts(Held(7))
 
 
 class Held(Dataset[Any]):

@@ -99,8 +99,12 @@ def test_the_old_names_of_steps_say_the_new_ones() -> None:
 
 
 def test_a_loader_has_no_length() -> None:
-    with pytest.raises(TypeError, match="no length"):
+    with pytest.raises(TypeError, match="no length: the number of steps in an epoch depends on the samples' lengths"):
         len(make_loader())
+    with pytest.raises(
+        TypeError, match="no length: the number of updates in an epoch is unknown, because each rank has"
+    ):
+        len(make_loader(update_samples=8, shard="given"))
 
 
 def test_a_bound_for_its_length_may_be_asked_for() -> None:

@@ -26,7 +26,7 @@ _OURS: Final = ("odb_ref", "typing")
 """Packages whose frames may lie between the user's line and the constructor."""
 
 _OF_RANK: Final = frozenset(
-    ("rank", "local_rank", "global_rank", "node_rank", "process_index", "local_process_index", "device", "seed")
+    ("rank", "local_rank", "global_rank", "node_rank", "process_index", "local_process_index", "pid", "device", "seed")
 )
 """Names of attributes that may differ between ranks that read one data set."""
 TYPE: Final = "type()"
@@ -214,7 +214,8 @@ def list_facts(data: object, *, is_sized: bool = False, depth: int = 3) -> dict[
     with contextlib.suppress(Exception):  # a failing len() shows up on all ranks when the epoch begins
         found |= {SIZE: str(len(data))} if is_sized and isinstance(data, Sized) else {}
     for name, value in [*items, *getattr(data, "__dict__", {}).items()][:_MOST]:
-        if name.startswith("_") or name in _OF_RANK or isinstance(value, dict):  # a dict is often a cache of samples
+        # A dict is often a cache of samples. A file opened when first used is None on ranks that have not read a sample.
+        if name.startswith("_") or name in _OF_RANK or value is None or isinstance(value, dict):
             continue
         with contextlib.suppress(Exception):  # an array of an unknown kind
             if (text := _describe(value, depth)) is not None:
