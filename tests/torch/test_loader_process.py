@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from multiprocessing.util import Finalize
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -172,6 +173,27 @@ def read_with_one_stopped(rank: int, num_workers: int, which: int, method: str) 
             if rank == 1 and info.step == 3:
                 (process,) = multiprocessing.active_children()
                 os.kill(sorted(find_children(process.pid or 0))[which], signal.SIGSTOP)
+
+
+class Finishing(Numbers):
+    """Each process that reads it leaves a file when it ends by itself."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(0, 60)
+        self.folder, self.is_new = folder, True
+
+    def __getitem__(self, index: int) -> Any:
+        if self.is_new:
+            self.is_new = False
+            Finalize(None, (self.folder / str(os.getpid())).touch, exitpriority=1)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_end_by_themselves(method: str, tmp_path: Path) -> None:
+    with data.make_loader(Finishing(tmp_path), num_workers=2, multiprocessing_context=method) as loader:
+        assert len(read_numbers(loader)) == 60
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 STOPPED = [(1, 0, "fork", "DataLoader worker"), (2, 2, "fork", "the process that collates")]

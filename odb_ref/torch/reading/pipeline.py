@@ -172,6 +172,7 @@ class ReadPipeline:
         self.end()
         if self._workers is not None:
             self._workers.close()
+        self._source.close()
 
     @property
     def processes(self) -> tuple[BaseProcess, ...]:

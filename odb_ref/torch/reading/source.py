@@ -149,6 +149,10 @@ class Source:
             dataset = SeededStream(dataset, self._epoch_seed, reporter=reporter)
         self._loader: DataLoader[list[object]] = DataLoader(dataset, **arguments)  # type: ignore[arg-type]
 
+    def close(self) -> None:
+        """Lets the workers end by themselves, so that what they have registered to run at their end does."""
+        del self._loader  # nothing else refers to it, and its iterator waits for each worker
+
     def take_rebuild_failure(self) -> str:
         """Returns why a worker could not rebuild what it was sent, once, or an empty string."""
         return self._failures.recv().cause if self._failures is not None and self._failures.poll() else ""
