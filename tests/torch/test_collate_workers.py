@@ -253,7 +253,7 @@ def test_a_batch_is_handed_out_when_it_is_made_and_not_with_the_last_of_its_roun
     collator = Collator(OnIdle.NONE, None)
     with start_all(make) as workers:
         for place in range(3):
-            collator.put([(place, Measured(1, 1, pack(place), 8))])
+            collator.put({place: Measured(1, 1, pack(place), 8)})
         maker = _Maker(collator, BatchMaker(make, None), workers, Listener(), None)
         maker.ask(tuple(BatchRequest(step, (step,)) for step in range(3)))
         while maker.count_work():

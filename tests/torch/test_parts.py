@@ -328,7 +328,7 @@ def test_quick_samples_come_in_larger_chunks_unless_they_draw_together(
 def test_what_a_collate_fn_does_to_a_sample_no_idle_step_sees(size: int, is_packed: bool) -> None:
     sample = {"input_ids": torch.ones(size, dtype=torch.uint8)}
     collator = Collator(OnIdle.REPLAY, None)
-    collator.put([(0, Measured(3, 3, pack(sample) if is_packed else sample))])
+    collator.put({0: Measured(3, 3, pack(sample) if is_packed else sample)})
     for places in ((0,), (), ()):
         task = collator.take(BatchRequest(0, places))
         found: Any = unpack(task.samples[0])

@@ -6,7 +6,7 @@ import copy
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from functools import cache
@@ -145,25 +145,23 @@ class Collator:
         """Drops the idle sample, which may have caused a failure, so that later epochs use another one."""
         self._cheapest = None
 
-    def put(self, samples: Sequence[tuple[int, Measured]]) -> None:
-        """Adds samples, each with its place in the sampler's order."""
+    def put(self, samples: Mapping[int, Measured]) -> None:
+        """Adds samples, by place in the sampler's order."""
         with self._lock:
             self._samples.update(samples)
-        self.offer(samples)
+        self.offer(samples.values())
 
-    def offer(self, samples: Sequence[tuple[int, Measured]]) -> None:
+    def offer(self, samples: Collection[Measured]) -> None:
         """Replays one of these samples in idle steps if it costs less than all before. Holds no other."""
         if self.is_replaying and samples:
             best = self._cheapest
-            if best is not None and best.supervised and best.length <= min([item.length for _, item in samples]):
+            if best is not None and best.supervised and best.length <= min([item.length for item in samples]):
                 return
             # A batch without a supervised token has a mean loss of 0/0, which no weight makes harmless.
-            costs = [(not supervised, length) for _, (length, supervised, *_) in samples]
-            least = min(costs)
-            if best is None or least < (not best.supervised, best.length):
-                _, item = samples[costs.index(least)]
-                sample = _copy(item.sample)  # a collate_fn may take a sample apart or change its tensors
-                self._cheapest = best if sample is None else item._replace(sample=sample)
+            least = min(samples, key=_compute_cost)
+            if best is None or _compute_cost(least) < _compute_cost(best):
+                sample = _copy(least.sample)  # a collate_fn may take a sample apart or change its tensors
+                self._cheapest = best if sample is None else least._replace(sample=sample)
 
     def count_bytes(self, places: Iterable[int]) -> int:
         """Returns the bytes of the samples at these places, none of which is in a batch yet."""
@@ -199,6 +197,10 @@ class Collator:
             raise UsageError(f"{what} ({describe(error)}): {_IDLE_ADVICE}") from error
         copied = _copy(sample)
         return sample if copied is None else copied
+
+
+def _compute_cost(item: Measured) -> tuple[bool, int]:
+    return not item.supervised, item.length
 
 
 class OwnMemory:

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, count
@@ -318,14 +318,14 @@ class Reader:
         """Takes entries from the buffer, reports the bad samples and returns the good ones."""
         pop = self._buffer.popleft
         entered = [pop() for _ in range(entries)]
-        taken = [(place, item) for place, item in entered if isinstance(item, Measured)]
+        taken = {place: item for place, item in entered if isinstance(item, Measured)}
         for place, item in entered if len(taken) < entries else ():
             if isinstance(item, BadSample):
                 self.listener.on_bad(place, item.cause)
         self._good_samples -= len(taken)
-        self._buffer_bytes -= _sum_bytes(taken)
+        self._buffer_bytes -= sum([item.nbytes for item in taken.values()])
         self._collator.put(taken)
-        return [(place, length, supervised, costs) for place, (length, supervised, _, _, costs) in taken]
+        return [(place, length, supervised, costs) for place, (length, supervised, _, _, costs) in taken.items()]
 
     def _leave_out(self, chunk: Chunk) -> Chunk:
         """Returns what the plan keeps of a chunk. The rest may be replayed: a resumed rank may have no other sample."""
@@ -333,20 +333,16 @@ class Reader:
         if not self.is_early and not plan.dropped:
             return chunk
         early = [(place, item) for place, item in chunk if place < plan.first and isinstance(item, Measured)]
-        self._collator.offer([(place, item) for place, item in early if place not in plan.dropped])
+        self._collator.offer([item for place, item in early if place not in plan.dropped])
         self.is_early = self.is_early and (not chunk or chunk[-1][0] + 1 < plan.first)
         return [(place, item) for place, item in chunk if plan.has(place)]
 
     def _put(self, chunk: Chunk) -> None:
-        good = [(place, item) for place, item in chunk if isinstance(item, Measured)]
+        good = [item for _, item in chunk if isinstance(item, Measured)]
         self._good_samples += len(good)
-        self._buffer_bytes += _sum_bytes(good)
+        self._buffer_bytes += sum([item.nbytes for item in good])
         self._buffer.extend(chunk)
         self._seen_end = chunk[-1][0] + 1 if chunk else self._seen_end
-
-
-def _sum_bytes(samples: Sequence[tuple[int, Measured]]) -> int:
-    return sum([item.nbytes for _, item in samples])
 
 
 class DrawReader(Reader):
