@@ -169,12 +169,7 @@ class EpochDriver:
                 self.on_error(fault, QuarantineError(fault))
                 return
             get_id, get_position = self.start.get_id, self.quarantine.places.get_position
-            samples = tuple(
-                [
-                    make_sample(get_id(place), get_position(place), length, supervised, costs)
-                    for place, length, supervised, costs in items
-                ]
-            )
+            samples = tuple([make_sample(get_id(item[0]), get_position(item[0]), *item[1:]) for item in items])
             if not self.has_begun:
                 self.submit(_Begin(samples))
             elif not items and self._is_stuck(state):
