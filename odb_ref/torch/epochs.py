@@ -105,7 +105,7 @@ class Epochs(Generic[Batch]):
             why = "steps in an epoch depends on the samples' lengths, which are known only when the samples are read"
             advice = "for a bound, pass Batching(len_bound=); "
         else:
-            why, advice = "updates in an epoch is unknown, because each rank has its own samples", ""
+            why, advice = "updates in an epoch is unknown, because each rank has its own samples or a stream", ""
         raise TypeError(
             f"an ODBDataLoader has no length: the number of {why} ({advice}for progress, use StepInfo.progress). "
             "(Did you pass the loader where a data set is expected?)"

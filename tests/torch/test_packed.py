@@ -200,6 +200,7 @@ JOINED: list[tuple[bool, Any]] = [
     (True, lambda row: {"attention_mask": torch.ones_like(row["input_ids"])}),
     (True, lambda row: {"position_ids": torch.arange(row["input_ids"].numel())[None]}),
     (False, lambda row: {"position_ids": row["position_ids"]}),
+    (False, lambda row: {"position_ids": row["position_ids"].to(torch.uint8)}),
     (False, lambda row: {"attention_mask": 1 + (row["position_ids"] == 0).cumsum(1)}),
 ]
 

@@ -103,11 +103,18 @@ class BatchMaker:
 
 
 def _tells_apart(batch: object) -> bool:
-    """Returns False if no field of a row says where its samples begin: no mask but ones, no positions that do not only rise."""
+    """Returns True if a field of a packed row says where its samples begin: a mask that is not all ones, positions that begin
+    again, or offsets.
+    """
     mask, positions = get_field(batch, "attention_mask"), get_field(batch, "position_ids")
     has_mask = bool((mask != 1).any()) if isinstance(mask, torch.Tensor) else mask is not None
-    is_falling = bool((positions.diff() <= 0).any()) if isinstance(positions, torch.Tensor) else positions is not None
-    return has_mask or is_falling or get_field(batch, "cu_seq_lens_q") is not None
+    # Compares neighbours, because differences of unsigned integers are never negative.
+    begins_again = (
+        bool((positions[..., 1:] <= positions[..., :-1]).any())
+        if isinstance(positions, torch.Tensor)
+        else positions is not None
+    )
+    return has_mask or begins_again or get_field(batch, "cu_seq_lens_q") is not None
 
 
 def _count_rows(batch: object) -> int:

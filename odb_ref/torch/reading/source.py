@@ -150,7 +150,7 @@ class Source:
         self._loader: DataLoader[list[object]] = DataLoader(dataset, **arguments)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Lets the workers end by themselves, so that what they have registered to run at their end does."""
+        """Ends the workers in their own time, so that finalizers registered in them run."""
         del self._loader  # nothing else refers to it, and its iterator waits for each worker
 
     def take_rebuild_failure(self) -> str:
