@@ -24,7 +24,7 @@ setup: $(READY) ## The virtual environment, with every extra the tests need
 	@$(PYTHON) -m venv .venv || { echo "no venv module: on Debian, apt-get install python3-venv" >&2; exit 2; }
 
 $(READY): pyproject.toml .ci/constraints.txt | .venv/bin/python
-	$(INSTALL) '.[torch,sim,accelerate,transformers,lightning,tensorboard,data,dask,ray,bench,docs,dev]'
+	$(INSTALL) '.[torch,sim,verify,accelerate,transformers,lightning,tensorboard,data,dask,ray,bench,docs,dev]'
 	@touch $(DEMO_READY) $@
 
 $(DEMO_READY): pyproject.toml .ci/constraints.txt | .venv/bin/python
@@ -51,7 +51,7 @@ waiting: $(READY)
 	@mkdir -p .make
 	@$(BIN)/pytest --slice --part waiting -n 3 --dist worksteal --durations 15 >.make/waiting.txt 2>&1
 
-soak: $(READY) proofs ## What is long: swarm, faults, hostile traces, defects, wrong rules, proof mutants, tuning (SOAK_SEED=0 SOAK_RUNS=200)
+soak: $(READY) proofs ## What is long: swarm, faults, hostile traces, defects, proof mutants, tuning (SOAK_SEED=0 SOAK_RUNS=200)
 	$(BIN)/pytest --sliced -n logical --maxprocesses 8 --dist worksteal
 	$(BIN)/python -m tests.soak.swarm --seed $(SOAK_SEED) --runs $(SOAK_RUNS)
 	$(BIN)/python -m tests.soak.faults --seed $(SOAK_SEED) --runs $(SOAK_RUNS)
@@ -59,7 +59,6 @@ soak: $(READY) proofs ## What is long: swarm, faults, hostile traces, defects, w
 	$(BIN)/python -m tests.mutants.deep
 	$(BIN)/python -m tests.mutants.fresh
 	$(BIN)/python -m tests.mutants.planted
-	$(BIN)/python -m tests.explore.wrong_rules
 	$(MAKE) -C proofs whole
 	$(BIN)/python -m tests.proofs.mutants
 	$(BIN)/python -m tests.simulator_answers.brute

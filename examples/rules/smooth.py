@@ -2,8 +2,9 @@
 
     odb-ref verify --policy examples/rules/smooth.py:SmoothRule
 
-refutes it. Each answer lies within the bounds, but depends on the answers before. A job that resumes starts without that
-memory and forms other batches, and ranks that share a process, as in a simulation, stop agreeing.
+refuses it, because a rule that keeps something is not arithmetic on the agreement alone. Each answer lies within the bounds,
+but depends on the answers before. A job that resumes starts without that memory and forms other batches, and ranks that share
+a process, as in a simulation, stop agreeing.
 """
 
 from __future__ import annotations

@@ -93,12 +93,6 @@ def test_a_rule_that_raises_is_named() -> None:
     assert isinstance(caught.value.__cause__, TypeError)
 
 
-@pytest.mark.parametrize("kind", [RuleError, UsageError])
-def test_what_a_rule_that_is_asked_elsewhere_says_of_itself_is_told_as_it_is(kind: type[Exception]) -> None:
-    with refused(kind, str(kind("does not answer"))):
-        compute_checked_target(Raising(0, error=kind("does not answer")), make_offer(samples=5, groups=3))
-
-
 def test_an_unknown_rule_is_refused_with_the_ones_there_are() -> None:
     with refused(UsageError, "unknown target rule 'best'; choose from odb, paper"):
         get_rule("best")

@@ -51,7 +51,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     ),
     "odb_sim.explore": ("odb_ref.core", "odb_ref.trace", "odb_sim.inputs"),
     "odb_sim.verify": (
-        "odb_ref", "odb_ref.core", "odb_ref.trace.check", "odb_sim.inputs", "odb_sim.studies", "odb_sim.explore",
+        "odb_ref", "odb_ref.extras", "odb_ref.core", "odb_ref.trace.check", "odb_sim.inputs", "odb_sim.studies",
+        "odb_sim.explore",
     ),
     "odb_sim.reports": (
         "odb_ref.core", "odb_ref.trace", "odb_ref.trace.check", "odb_sim.inputs", "odb_ref", "odb_sim.engine",

@@ -59,7 +59,9 @@ else:
 SIMULATE = """
 from odb_sim.cli.main import main
 assert main(["simulate", "gsm8k", "--ranks", "2", "--samples", "200", "--token-budget", "4096"]) == 0
-assert main(["verify"]) == 2
+from odb_sim.verify.language import load_judged
+from odb_sim.verify.rule import check_bounds
+assert "by a proof" in check_bounds(load_judged("odb")).ranges
 """
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, runtime_checkable
 
-from odb_ref.core.errors import OdbError, RuleError, UsageError, read_integer
+from odb_ref.core.errors import RuleError, UsageError, read_integer
 from odb_ref.core.offer import NONE, Offer
 
 
@@ -38,8 +38,6 @@ def compute_checked_target(rule: TargetRule, agreement: Offer) -> int:
     """
     try:
         answer = rule.compute_target(replace(agreement))  # a copy, so that the rule cannot change ours
-    except OdbError:  # from the proxy of a rule in another process, with a message of its own
-        raise
     except Exception as error:
         raise RuleError(f"rule {rule.name!r} raised {type(error).__name__}: {error}, for {agreement}") from error
     target = read_integer(answer)

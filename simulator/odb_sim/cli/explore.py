@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,9 +24,8 @@ from odb_sim.explore.search import Exploration, Search
 from odb_sim.explore.suites import SUITES
 from odb_sim.inputs.conditions import parse_budget_schedule
 from odb_sim.inputs.files import check_writable, write_json
-from odb_sim.inputs.rules import OWN, load_rule
 from odb_sim.reports.terminal import show_progress
-from odb_sim.verify.rule_client import RuleProcesses
+from odb_sim.verify.language import load_judged
 
 HELP: Final = "walk through every interleaving of a small world"
 DESCRIPTION: Final = (
@@ -92,18 +89,12 @@ def run_command(options: argparse.Namespace) -> int:
             raise UsageError("--graph writes the graph of one exploration: leave out --suite")
     if options.suite is not None:
         return _run_all(options, SUITES[options.suite])
-    with _open_rule(options.policy) as rule:
-        return _run_all(options, {"": _get_bounds(options, rule)})
+    return _run_all(options, {"": _get_bounds(options, _load_rule(options.policy))})
 
 
-@contextmanager
-def _open_rule(name: str) -> Iterator[TargetRule]:
-    """Yields a rule. A user's own runs in processes, as in ``verify``: it may raise or loop, and its ranks share nothing."""
-    if OWN not in name or not hasattr(signal, "setitimer"):
-        yield load_rule(name)
-        return
-    with closing(RuleProcesses(name)) as rule:
-        yield rule
+def _load_rule(name: str) -> TargetRule:
+    """Returns a rule that always answers, and always the same."""
+    return load_judged(name).rule
 
 
 def _integers(text: str) -> tuple[int, ...]:
@@ -236,12 +227,10 @@ def _print_counterexample(scenario: Scenario) -> None:
 
 def _replay(path: Path) -> int:
     violation = None
-    with ExitStack() as rules:
-        scenario = read_scenario(path, lambda name: rules.enter_context(_open_rule(name)))
-        for number, moment in enumerate(replay(scenario), 1):
-            after = describe_rank(moment.after) if moment.after is not None else "refused"
-            print(f"{number:4}  {moment.action!s:24} {describe_rank(moment.before)}  ->  {after}")
-            violation = moment.violation
+    for number, moment in enumerate(replay(read_scenario(path, _load_rule)), 1):
+        after = describe_rank(moment.after) if moment.after is not None else "refused"
+        print(f"{number:4}  {moment.action!s:24} {describe_rank(moment.before)}  ->  {after}")
+        violation = moment.violation
     if violation is None:
         print("every property holds")
         return 0

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import signal
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -17,9 +15,9 @@ from odb_sim.explore.scenario import write_scenario
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.reports.terminal import show_progress
 from odb_sim.verify.core_copy import NOT_OF_THE_CORE, verify_core
-from odb_sim.verify.rule_client import LIMIT_S, PROCESSES, RuleProcesses
+from odb_sim.verify.language import load_judged
 from odb_sim.verify.stages import Finding, Stage, encode_stage
-from odb_sim.verify.verdict import compute_verdicts, list_not_looked_at, verify
+from odb_sim.verify.verdict import compute_verdicts
 
 HELP: Final = "judge a target rule or a changed core by its bounds, every interleaving, random worlds and real traces"
 DESCRIPTION: Final = (
@@ -36,13 +34,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--policy", default="odb", metavar="P", help="odb, paper, module:name or path.py:name (odb)")
     what.add_argument("--core", type=Path, metavar="DIR", help="a changed copy of odb_ref/core, instead of a rule")
     add_number(parser, "--seed", "S", "seed of the random agreements, worlds and workloads", 0)
-    add_number(parser, "--time-limit", "S", "seconds that a rule may take for an answer", LIMIT_S, kind=float)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdict as JSON")
     add_save(parser, "save a schedule that refutes the rule to this file, for odb-ref explore --replay")
-
-
-LONGEST_S: Final = 86_400.0
-"""The longest time limit: a day."""
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -50,19 +43,19 @@ def run_command(options: argparse.Namespace) -> int:
 
     Raises: UsageError when there is no such rule or core.
     """
-    if not 0 < options.time_limit <= LONGEST_S:
-        raise UsageError(f"--time-limit must be more than 0 and at most {LONGEST_S:g}, got {options.time_limit:g}")
     check_writable(options.json, options.save)
-    if not hasattr(signal, "setitimer"):
-        raise UsageError("verify needs Linux or macOS, because it stops a rule that does not answer with a signal")
     if options.core is not None:
         print(f"core {options.core}")
         stages = _show(verify_core(options.core, seed=options.seed))
         return _conclude(options, stages, {"core": str(options.core)}, NOT_OF_THE_CORE)
-    with closing(RuleProcesses(options.policy, options.time_limit)) as rule:
-        print(f"rule {rule.description.shown} ({options.policy}), {PROCESSES} instances in processes of their own")
-        stages = _show(verify(rule, options.policy, seed=options.seed))
-        return _conclude(options, stages, {"rule": options.policy, "name": rule.name}, list_not_looked_at(rule))
+    try:
+        from odb_sim.verify.rule import NOT_LOOKED_AT, verify
+    except ModuleNotFoundError as error:  # a core is verified without Z3
+        raise UsageError(str(error)) from None
+    judged = load_judged(options.policy)
+    print(f"rule {judged.rule.name!r} ({options.policy})")
+    stages = _show(verify(judged, seed=options.seed))
+    return _conclude(options, stages, {"rule": options.policy, "name": str(judged.rule.name)}, NOT_LOOKED_AT)
 
 
 def _show(stages: Iterator[Stage]) -> list[Stage]:

@@ -36,7 +36,6 @@ from odb_sim.engine.rank import Rank
 from odb_sim.engine.stage import Epoch, EpochStage
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.trainers import Trainers
-from odb_sim.inputs.rules import get_instance
 
 TimedObserver = Callable[[int, Event | Resumed | None, Sequence[Effect], float], None]
 """Called with rank, event, effects and simulated seconds; `odb_ref.trace.writing.TraceWriter.record` is one."""
@@ -79,7 +78,7 @@ class SimulatedWorld:
             def observe(rank: int, event: Event | Resumed | None, effects: tuple[Effect, ...]) -> None:
                 timed(rank, event, effects, self.stage.env.now)
 
-        configs = [replace(config, rank=i, rule=get_instance(config.rule, i)) for i in range(ranks)]
+        configs = [replace(config, rank=i) for i in range(ranks)]
         self.ranks.extend(
             Rank(self.stage, Machine(config, observe), post=self.exchange.post, notice=self._notice)
             for config in configs

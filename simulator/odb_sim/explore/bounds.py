@@ -11,7 +11,6 @@ from odb_ref.core.config import Config, Terms
 from odb_ref.core.errors import MOST, UsageError
 from odb_ref.core.types import Sample
 from odb_sim.inputs.conditions import BudgetTable
-from odb_sim.inputs.rules import get_instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +111,7 @@ class Bounds(Terms):
             budget_tokens=self.budget_tokens,
             window_samples=self.window_samples,
             depth_steps=self.depth_steps + (rank if self.is_uneven_depth else 0),
-            rule=get_instance(self.rule, rank),
+            rule=self.rule,
             tag="odd" if rank == self.odd_rank else "",
             shared_samples=self.total_samples if self.is_shared else None,
         )

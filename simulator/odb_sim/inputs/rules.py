@@ -12,26 +12,13 @@ from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 from odb_ref.core.batching.rules import RULES, TargetRule, get_rule
 from odb_ref.core.errors import UsageError
 
 OWN: Final = ":"
 """Occurs in the name of a user's rule: ``module:name`` or ``path.py:name``."""
-
-
-@runtime_checkable
-class PerRank(Protocol):
-    """A rule with a separate instance for every rank, as in a job."""
-
-    def for_rank(self, rank: int) -> TargetRule:
-        """Returns the instance of ``rank``."""
-
-
-def get_instance(rule: TargetRule, rank: int) -> TargetRule:
-    """Returns the rule that ``rank`` runs: its own instance if there is one, else ``rule``."""
-    return rule.for_rank(rank) if isinstance(rule, PerRank) else rule
 
 
 def load_rule(name: str) -> TargetRule:
@@ -121,9 +108,7 @@ def describe_error(error: BaseException) -> str:
 def import_named(module_name: str) -> ModuleType:
     """Returns the module of this name, or of this path of a Python file. Raises: any error that the module raises."""
     if not module_name.endswith(".py"):
-        # Last, so that a file called random.py in the current directory replaces no library.
-        if "" not in sys.path:
-            sys.path.append("")
+        _search_here()
         return importlib.import_module(module_name)
     path = Path(module_name)
     # A distinct name, because the stem may be that of a module which others import.
@@ -136,3 +121,20 @@ def import_named(module_name: str) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def find_file(module_name: str) -> str:
+    """Returns the file of a module, which is not run (but packages that hold it are). Raises: any error, if there is none."""
+    if module_name.endswith(".py"):
+        return module_name
+    _search_here()
+    spec = importlib.util.find_spec(module_name)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"there is no module {module_name!r}")
+    return spec.origin
+
+
+def _search_here() -> None:
+    # Last, so that a file called random.py in the current directory replaces no library.
+    if "" not in sys.path:
+        sys.path.append("")

@@ -1,7 +1,4 @@
-"""The stages of a verification that run worlds: every interleaving of small ones, random large ones, real traces.
-
-Each takes a target rule, which may have a separate instance for each rank (`inputs.rules.PerRank`).
-"""
+"""The stages of a verification that run worlds: every interleaving of small ones, random large ones, real traces."""
 
 from __future__ import annotations
 
