@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--window", "K", "samples of a window", 2)
     add_number(parser, "--depth", "D", "steps the queue holds", 1)
     add_terms(parser, Bounds)
-    text = "odb, paper, or module:name; odb-ref verify checks that a rule always answers, and always the same"
+    text = "odb, paper, module:name or path.py:name, a rule that odb-ref verify can judge"
     parser.add_argument("--policy", default="odb", metavar="RULE", help=text)
     add_number(parser, "--failures", "N", "reads or collations that may fail", 0)
     add_number(parser, "--stops", "N", "consumers that may leave early", 0)

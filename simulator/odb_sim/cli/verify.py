@@ -22,9 +22,10 @@ from odb_sim.verify.verdict import compute_verdicts
 HELP: Final = "judge a target rule or a changed core by its bounds, every interleaving, random worlds and real traces"
 DESCRIPTION: Final = (
     "Judges the protocol with a target rule, your own or a shipped one, or with a changed copy of the "
-    "core. Prints a verdict for each property, as far as it was checked, what was not checked, and a case of each "
-    "violation: the smallest found for a rule, for a core the first, made smaller if possible. Exit status: 0 everything "
-    "holds, 1 something does not, 2 no such rule or core, 3 something was not judged, and nothing refuted."
+    "core. Proves that a rule, which must be integer arithmetic, stays within its bounds. Prints a verdict for each property, "
+    "as far as it was checked, what was not checked, and a case of each violation: a small one for a rule, for a core the "
+    "first, made smaller if possible. Exit status: 0 everything holds, 1 something does not, 2 no such rule or core, or a rule "
+    "that cannot be judged, 3 something was not judged, and nothing refuted."
 )
 
 
@@ -33,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--policy", default="odb", metavar="P", help="odb, paper, module:name or path.py:name (odb)")
     what.add_argument("--core", type=Path, metavar="DIR", help="a changed copy of odb_ref/core, instead of a rule")
-    add_number(parser, "--seed", "S", "seed of the random agreements, worlds and workloads", 0)
+    add_number(parser, "--seed", "S", "seed of the random worlds and workloads", 0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdict as JSON")
     add_save(parser, "save a schedule that refutes the rule to this file, for odb-ref explore --replay")
 
