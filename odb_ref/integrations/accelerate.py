@@ -24,7 +24,7 @@ require(__name__, "accelerate", extra="accelerate")
 
 import os
 import warnings
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
 from itertools import cycle, islice
 from typing import Final
@@ -36,7 +36,7 @@ from accelerate.data_loader import DataLoaderDispatcher, SeedableRandomSampler, 
 from accelerate.scheduler import AcceleratedScheduler
 from accelerate.utils import DistributedType
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 
 from odb_ref.torch import StepInfo, UsageError
 from odb_ref.torch.from_dataloader import find_batch_sampler
@@ -101,7 +101,7 @@ class PlainOrder(Sampler[object]):
     epoch. The order then differs from the prepared loader's, with a warning.
     """
 
-    def __init__(self, sampler: Sampler[object], batch: int, *, whole: int, drops_last: bool, seed: int = 0) -> None:
+    def __init__(self, sampler: Iterable[object], batch: int, *, whole: int, drops_last: bool, seed: int = 0) -> None:
         if not isinstance(sampler, Sized):
             name = type(sampler).__name__
             raise UsageError(f"{name} has no length, so the samples of an update cannot be determined")
@@ -134,6 +134,11 @@ class PlainOrder(Sampler[object]):
                     RuntimeWarning,
                     stacklevel=2,
                 )
+        if len(keys) != len(self._sampler):
+            raise UsageError(
+                f"{type(self._sampler).__name__} lists {len(keys)} samples, but its length is {len(self._sampler)}, from which "
+                "the updates of an epoch are counted: return the number listed from its __len__"
+            )
         return islice(cycle(keys), self.samples)
 
     def __len__(self) -> int:
@@ -169,9 +174,10 @@ def find_prepared_order(prepared: object, world_size: int, seed: int = 0) -> Pla
     """Returns the order of a loader that is already prepared, like `find_order`."""
     outer, inner = getattr(prepared, "batch_sampler", None), find_batch_sampler(prepared)
     sampler, batch = getattr(inner, "sampler", None), getattr(inner, "batch_size", None)
-    if not isinstance(sampler, Sampler) or not isinstance(batch, int):
+    is_plain = isinstance(inner, BatchSampler) and type(inner).__iter__ is BatchSampler.__iter__
+    if not is_plain or not isinstance(sampler, Iterable) or not isinstance(batch, int):
         raise UsageError(
-            f"this loader forms batches with {type(outer).__name__}, so the samples of an update cannot be determined: pass "
+            f"this loader forms batches with {type(inner).__name__}, so the samples of an update cannot be determined: pass "
             "sampler or shard, or leave update_samples at None"
         )
     if isinstance(sampler, RandomSampler) and not isinstance(sampler, SeedableRandomSampler):

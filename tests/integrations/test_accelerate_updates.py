@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ require("accelerate")
 
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from odb_ref.integrations.accelerate import PlainOrder, accumulate, find_order, find_prepared_order
 from odb_ref.torch import JobState, ODBDataLoader, UsageError
@@ -157,17 +158,37 @@ def test_the_order_is_what_the_prepared_ranks_read(settings: dict[str, Any], cou
         assert not list(rest)
 
 
+class Halves(BatchSampler):
+    """Forms other batches than its base class."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[*range(0, SAMPLES, 2)], [*range(1, SAMPLES, 2)]])
+
+
+class Short(SequentialSampler):
+    """Lists fewer samples than its length."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(SAMPLES - 1))
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"shuffle": True}, "use_seedable_sampler=True"),
         ({"batch_sampler": [[0, 1], [2, 3]]}, "forms batches with list"),
+        ({"batch_sampler": Halves(SequentialSampler(range(SAMPLES)), 2, drop_last=False)}, "forms batches with Halves"),
+        ({"sampler": Short(range(SAMPLES))}, f"Short lists {SAMPLES - 1} samples, but its length is {SAMPLES}"),
     ],
 )
 def test_an_order_that_cannot_be_told_is_refused(settings: dict[str, Any], said: str) -> None:
-    """The order is the state of torch's generator, or batches are drawn in a special way."""
+    """The order is the state of torch's generator, batches are drawn in a special way, or updates are counted wrongly."""
     with pytest.raises(UsageError, match=said):
-        find_order(Accelerator(cpu=True), DataLoader(Numbers(0, SAMPLES), **settings))
+        list(find_order(Accelerator(cpu=True), DataLoader(Numbers(0, SAMPLES), **settings)))
+
+
+def test_a_sampler_may_be_a_list() -> None:
+    assert list(find_order(Accelerator(cpu=True), DataLoader(Numbers(0, SAMPLES), sampler=[5, 3, 4]))) == [5, 3, 4]
 
 
 def test_a_stream_has_no_order() -> None:
