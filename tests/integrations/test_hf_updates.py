@@ -406,6 +406,43 @@ def test_a_loss_function_may_divide_by_what_it_is_told(world_size: int, tmp_path
     compare(tmp_path, world_size, kind=Summing)
 
 
+class Copying(Trainer):  # type: ignore[misc]
+    """A Trainer with a copy of the training step, which takes the mean over batches whose labels are not counted."""
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        model.train()
+        loss = self.compute_loss(model, self._prepare_inputs(inputs), num_items_in_batch=num_items_in_batch)
+        if num_items_in_batch is None:
+            loss = loss / self.current_gradient_accumulation_steps
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
+def test_a_copy_of_the_training_step_divides_nothing(tmp_path: Path) -> None:
+    """Checks: WEIGHT. The loss was divided by ``gradient_accumulation_steps``."""
+    compare(tmp_path, 1, kind=Copying)
+
+
+class Growing(Texts):
+    """Longer texts in each epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Any:
+        return {name: value[: 9 + 9 * self.epoch] for name, value in super().__getitem__(index).items()}
+
+
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (1, 1), (2, 0)])
+def test_a_data_set_is_told_the_epoch_where_the_plain_trainer_tells_it(
+    tmp_path: Path, world_size: int, workers: int
+) -> None:
+    """Each epoch was the first."""
+    compare(tmp_path, world_size, data=Growing(20), dataloader_num_workers=workers)
+
+
 def test_what_differs_from_the_plain_trainer_is_said_or_refused(tmp_path: Path) -> None:
     cases = [(tmp_path, ODBOptions(token_budget=80), "", settings) for settings, _ in SAID]
     for (_, text), results in zip(SAID, run_each(2, train, cases), strict=True):

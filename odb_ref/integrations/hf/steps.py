@@ -142,6 +142,8 @@ class SteppingTrainer(EvaluatingTrainer):
         if self._before is None:
             raise UsageError(f"an update was read without `begin_update`, so {_OVERRIDDEN}")
         loss = torch.zeros((), device=self.args.device)
+        # Without num_items_in_batch, a Trainer or a copy of its training_step divides each loss by this number.
+        self.current_gradient_accumulation_steps = 1
         for part in update.parts:
             info = part[STEP_INFO]
             is_end = isinstance(info, StepInfo) and info.is_update_end
@@ -177,7 +179,7 @@ class SteppingTrainer(EvaluatingTrainer):
         Raises: UsageError when the Trainer has counted tokens itself.
         """
         if not self.takes_step_info:  # the loss is already weighted
-            return _change_loss(compute_loss(model, inputs, *args, **kwargs), self._keep)
+            return compute_loss(model, inputs, *args, **kwargs)
         if kwargs.get("num_items_in_batch") is not None:
             raise UsageError(f"num_items_in_batch is set for a training batch, so {_OVERRIDDEN}")
         self._is_weighed, share = True, 1.0
@@ -201,14 +203,7 @@ class SteppingTrainer(EvaluatingTrainer):
             raise
         finally:
             self.compute_loss_func = own
-        return _change_loss(result, lambda loss: self._keep(info.scale(loss)))
-
-    def _keep(self, loss: Tensor) -> Tensor:
-        """Keeps the loss unchanged by the Trainer: older versions divide it, whatever `loss_is_scaled_for_ga` is."""
-        if hasattr(Trainer, "loss_is_scaled_for_ga") or self.compute_loss_func is not None:
-            return loss
-        steps: int = self.current_gradient_accumulation_steps
-        return loss * steps
+        return _change_loss(result, info.scale)
 
     def _run_pass(self, model: nn.Module, inputs: Inputs, info: StepInfo) -> Tensor:
         part = copy.copy(inputs)  # compute_loss may remove items, which must be there if the pass is repeated

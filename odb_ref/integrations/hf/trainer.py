@@ -159,7 +159,14 @@ class ODBTrainer(SteppingTrainer):
         if batches is None and loader.has_updates_per_epoch:
             batches = loader.updates_per_epoch * k
         self._updates = TrainerUpdates(
-            loader, source, k, batches, carried, made=self._made, is_continued=bool(self._saved)
+            loader,
+            source,
+            k,
+            batches,
+            carried,
+            made=self._made,
+            is_continued=bool(self._saved),
+            tells_epoch=is_iterable or tells_epoch(prepared, self.args.world_size),
         )
         return self._updates
 
@@ -370,6 +377,12 @@ def is_shuffled(prepared: DataLoader[object]) -> bool:
             "ODBOptions(loader={'sampler': ...}), or {'shuffle': ...} to read each sample once"
         )
     return not isinstance(sampler, SequentialSampler)
+def tells_epoch(prepared: object, world_size: int) -> bool:
+    """Returns whether a loader of Accelerate tells its data set the epoch. On several ranks it may tell a sampler instead."""
+    is_told = hasattr(getattr(find_batch_sampler(prepared), "sampler", None), "set_epoch")
+    return hasattr(prepared, "set_epoch") and not (is_told and world_size > 1)
+
+
 
 
 def enable(trainer: Trainer, odb: ODBOptions) -> ODBTrainer:

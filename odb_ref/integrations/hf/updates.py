@@ -14,7 +14,6 @@ from collections.abc import Iterator, MutableMapping
 from typing import Final
 
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from odb_ref.integrations.hf.options import STEP_INFO, Inputs
 from odb_ref.integrations.steps import read_updates
@@ -59,9 +58,11 @@ class TrainerUpdates:
         *,
         made: int = 0,
         is_continued: bool = False,
+        tells_epoch: bool = True,
     ) -> None:
         """``made`` is the number of updates in the checkpoint. If it ``is_continued``, the loader has a state of its own."""
         self.loader = loader
+        self._tells_epoch = tells_epoch
         self.dataset = dataset
         """The Trainer counts it for its banner."""
         self.newest: StepInfo | None = None
@@ -88,13 +89,11 @@ class TrainerUpdates:
         return self.batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the next epoch, counted from `first_epoch`. Also tells a stream that shuffles by the epoch, as a Trainer's
-        own loader does.
-        """
+        """Chooses the next epoch, counted from `first_epoch`. Also tells the data set, if a Trainer's own loader does."""
         epoch += self.first_epoch
         self.loader.set_epoch(epoch)
         own = getattr(self.loader.dataset, "set_epoch", None)
-        if isinstance(self.loader.dataset, IterableDataset) and callable(own):
+        if self._tells_epoch and callable(own):
             own(epoch)
 
     def __iter__(self) -> Iterator[UpdateBatch]:
