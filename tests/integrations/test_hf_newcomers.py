@@ -211,6 +211,22 @@ def test_what_means_nothing_or_something_else_is_said(tmp_path: Path) -> None:
     assert sorted(number for update in updates for number in update) == make_all().numbers
 
 
+def evaluate_first(rank: int, folder: Path) -> Any:
+    found = []
+    for settings in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
+        trainer = make_trainer(rank, folder, odb=AUTO, **settings)
+        trainer.evaluate(make_all())
+        trainer.train()
+        found.append((trainer.noted.updates, get_weights(trainer.model)))
+    return found
+
+
+def test_a_model_that_was_evaluated_is_trained_by_all_ranks_together(tmp_path: Path) -> None:
+    """Checks: WEIGHT. Each rank trained alone, as with the plain Trainer, whose evaluation makes Accelerate leave out DDP."""
+    for runs in zip(*get_values(run_ranks(len(SIZES), evaluate_first, tmp_path)), strict=True):
+        check_runs(runs)
+
+
 def check_run(rank: int, folder: Path) -> Any:
     return [
         train(rank, folder, odb=AUTO, gradient_accumulation_steps=2, **settings)[0]

@@ -34,6 +34,7 @@ import torch
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
@@ -53,6 +54,7 @@ from odb_ref.integrations.hf.versions import compute_split, counts_first_labels,
 from odb_ref.integrations.progress import Intervals, Progress
 from odb_ref.torch import ODBDataLoader, UsageError
 from odb_ref.torch.from_dataloader import find_batch_sampler, lists_all
+from odb_ref.torch.loop.checks import is_sharded
 from odb_ref.torch.settings import arrange
 
 _UNBOUNDED: Final = 2**40
@@ -73,6 +75,7 @@ class ODBTrainer(SteppingTrainer):
 
     loss_is_scaled_for_ga = True
     """Tells the Trainer not to divide the result of `compute_loss` by the micro-steps of the update."""
+    model_wrapped: nn.Module
 
     def __init__(self, *args: object, odb: ODBOptions, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
@@ -344,6 +347,8 @@ class ODBTrainer(SteppingTrainer):
         elif folder and ignores:
             what = "ignore_data_skip=True has no effect: the loader continues where it was saved"
             warnings.warn(what, RuntimeWarning, stacklevel=2)
+        if self.args.world_size > 1 and not self.is_deepspeed_enabled:
+            self._forget_evaluation()
         # The Trainer must not skip batches in addition.
         self.args.ignore_data_skip = True
         try:
@@ -355,12 +360,27 @@ class ODBTrainer(SteppingTrainer):
             if updates is not None:
                 updates.loader.close()
 
+    def _forget_evaluation(self) -> None:
+        """Makes Accelerate prepare a model that was only evaluated. Otherwise it takes it for one ready to train, without
+        DDP or FSDP, and each rank trains alone.
+        """
+        parts = self.model_wrapped.modules()
+        if not is_sharded(self.model_wrapped) and not any(isinstance(item, DistributedDataParallel) for item in parts):
+            self.model_wrapped = self.model
+            self.model.__dict__.pop("_is_accelerate_prepared", None)
+
     def _reads_as_plain(self) -> bool:
         """Returns whether the number of updates made determines a plain Trainer's position and everything that is counted."""
         if isinstance(self.train_dataset, IterableDataset) or {"sampler", "shard"} & set(self.odb.loader):
             return False
         is_counted = self.odb.max_samples is None and self.odb.intervals == Intervals()
         return self.odb.update_samples == PLAIN and is_counted
+
+
+def tells_epoch(prepared: object, world_size: int) -> bool:
+    """Returns whether a loader of Accelerate tells its data set the epoch. On several ranks it may tell a sampler instead."""
+    is_told = hasattr(getattr(find_batch_sampler(prepared), "sampler", None), "set_epoch")
+    return hasattr(prepared, "set_epoch") and not (is_told and world_size > 1)
 
 
 def is_shuffled(prepared: DataLoader[object]) -> bool:
@@ -377,12 +397,6 @@ def is_shuffled(prepared: DataLoader[object]) -> bool:
             "ODBOptions(loader={'sampler': ...}), or {'shuffle': ...} to read each sample once"
         )
     return not isinstance(sampler, SequentialSampler)
-def tells_epoch(prepared: object, world_size: int) -> bool:
-    """Returns whether a loader of Accelerate tells its data set the epoch. On several ranks it may tell a sampler instead."""
-    is_told = hasattr(getattr(find_batch_sampler(prepared), "sampler", None), "set_epoch")
-    return hasattr(prepared, "set_epoch") and not (is_told and world_size > 1)
-
-
 
 
 def enable(trainer: Trainer, odb: ODBOptions) -> ODBTrainer:
