@@ -182,6 +182,8 @@ def test_a_schedule_goes_by_the_samples_and_ends_with_the_training(tmp_path: Pat
         assert last["train_samples_per_second"] == pytest.approx(epoch * samples / last["train_runtime"], rel=0.01)
     assert saved[0] == guessed[0]
     assert resumed[0] == guessed[0]
+    made, last = (2 - resumed[0][4][0]) * samples, resumed[3]
+    assert last["train_samples_per_second"] == pytest.approx(made / last["train_runtime"], rel=0.01)
 
 
 # By samples and by tokens ------------------------------------------------------------------------------------------------

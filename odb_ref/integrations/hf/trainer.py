@@ -94,7 +94,7 @@ class ODBTrainer(SteppingTrainer):
         self._info = self.progress = self._updates = self._guard = self._before = None
         self._accepted = {}
         self._saved: list[SavedLoader] = []
-        self._made = 0
+        self._made = self._samples_before = 0
         self.counts_first = False
         self.remove_callback(TrainerHooks)
         # Insert it before all others, because they must see the state that it corrects.
@@ -229,6 +229,7 @@ class ODBTrainer(SteppingTrainer):
         self.progress = Progress(updates or max(1, args.max_steps))
         if self._saved:
             self.progress.load_state_dict(self._saved[0]["progress"])
+        self._samples_before = self.progress.samples
         if updates is None or args.max_steps > 0:
             values = super().set_initial_training_values(args, dataloader, *batch)
             epochs = values[0]
@@ -248,6 +249,12 @@ class ODBTrainer(SteppingTrainer):
             _UNBOUNDED * k,
             math.ceil(updates * args.num_train_epochs),
         )
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """Returns the samples in an update, or in the free mode the Trainer's number, for its banner and its estimates."""
+        given = self.odb.update_samples
+        number: int = given if isinstance(given, int) else super().get_total_train_batch_size(args)
+        return number
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """Returns the Trainer's scheduler. It follows the samples, unless ``max_steps`` or fixed updates bound training."""
@@ -272,7 +279,8 @@ class ODBTrainer(SteppingTrainer):
             if self._guard is not None:
                 logs["out_of_memory"] = self._guard.all_failures
             if logs.get("train_runtime") and self.is_free:
-                logs["train_samples_per_second"] = round(self.progress.samples / logs["train_runtime"], 3)
+                made = self.progress.samples - self._samples_before
+                logs["train_samples_per_second"] = round(made / logs["train_runtime"], 3)
         super().log(logs, *args, **kwargs)
 
     def get_batch_samples(
