@@ -464,13 +464,15 @@ def test_a_collator_that_flattens_is_not_counted_as_one_that_pads() -> None:
         choose_layout(DataCollatorWithFlattening(), {"layout": "padded"})
 
 
-def test_the_given_number_of_samples_in_an_update_is_the_one_reported(tmp_path: Path) -> None:
-    """The banner and the samples per second were those of the arguments."""
-    cases = [(tmp_path, ODBOptions(token_budget=80, update_samples=9), "", {"max_steps": 5})]
-    ((result,),) = run_each(1, train, cases)
-    last = result.value["log"][-1]
-    assert last["train_samples_per_second"] == pytest.approx(45 / last["train_runtime"], rel=0.01)
-    assert any("Total train batch size" in line and line.endswith(" = 9") for line in result.value["banner"])
+def test_the_samples_reported_are_those_of_the_updates_made(tmp_path: Path) -> None:
+    """The banner and the samples per second were those of the arguments, or of all epochs."""
+    number, limit = ODBOptions(token_budget=80, update_samples=9), ODBOptions(token_budget=80, max_samples=12)
+    cases: list[Any] = [(tmp_path, number, "", {"max_steps": 5}), (tmp_path, limit, "", {})]
+    found = [get_values(results)[0] for results in run_each(1, train, cases)]
+    for run, samples in zip(found, (45, 12), strict=True):
+        last = run["log"][-1]
+        assert last["train_samples_per_second"] == pytest.approx(samples / last["train_runtime"], rel=0.01)
+    assert any("Total train batch size" in line and line.endswith(" = 9") for line in found[0]["banner"])
 
 
 def test_what_an_update_holds_is_a_number_or_plain() -> None:

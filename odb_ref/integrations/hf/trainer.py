@@ -278,7 +278,7 @@ class ODBTrainer(SteppingTrainer):
                 logs["train_coverage"] = self.progress.coverage
             if self._guard is not None:
                 logs["out_of_memory"] = self._guard.all_failures
-            if logs.get("train_runtime") and self.is_free:
+            if logs.get("train_runtime") and (self.is_free or self.odb.max_samples is not None):
                 made = self.progress.samples - self._samples_before
                 logs["train_samples_per_second"] = round(made / logs["train_runtime"], 3)
         super().log(logs, *args, **kwargs)
