@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -83,11 +85,24 @@ BAD_FILES = {
     "header_only.csv": (b"total_tokens\n", ": a header and no rows"),
     "binary.csv": (b"total_tokens\n\xff\xfe\n", ": not UTF-8 text"),
     "nul.csv": (b"total_tokens\n5\x00\n", ":2: "),
+    "open_quote.csv": (b'text,total_tokens\na,5\n"b,6\nc,7\n', ":4: unexpected end of data"),
     "plain.csv.gz": (b"total_tokens\n5\n", ": cannot be read"),
     "cut.csv.gz": (gzip.compress(b"total_tokens\n" + b"5\n" * 50)[:-12], ": cannot be read"),
     "text.npy": (b"total_tokens\n5\n", ": cannot be read"),
     "empty.npy": (b"", ": cannot be read"),
+    "zip.npy": (b"PK\x03\x04", ": cannot be read"),
 }
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_pipe_is_read_as_a_file(packed: bool, tmp_path: Path) -> None:
+    text = ("total_tokens\n" + "5\n7\n" * 10_000).encode()
+    os.mkfifo(pipe := tmp_path / "pipe")
+    writer = threading.Thread(target=pipe.write_bytes, args=(gzip.compress(text) if packed else text,))
+    writer.start()
+    assert load_lengths(str(pipe)).tokens.sum() == 120_000
+    writer.join()
+
 
 BAD_COLUMNS = {
     "missing": (
@@ -118,6 +133,13 @@ def test_columns_are_read_in_the_order_asked_for(tmp_path: Path) -> None:
     lengths = load_lengths(str(tmp_path / "a.csv"), ("a", "b"))
     assert lengths.tokens.tolist() == lengths.supervised_tokens.tolist() == [5, 6]
     assert lengths.resources.tolist() == [[2, 1], [9, 0]]
+
+
+def test_an_archive_of_arrays_is_refused_whatever_its_name(tmp_path: Path) -> None:
+    with (tmp_path / "a.npy").open("wb") as file:
+        np.savez(file, lengths=np.array([3, 4]))
+    with pytest.raises(UsageError, match=r"several arrays in one \.npz file"):
+        load_lengths(str(tmp_path / "a.npy"))
 
 
 BAD_ARRAYS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -154,11 +155,46 @@ def test_no_column_is_kept_twice(tokenizer: Path, tmp_path: Path, capsys: pytest
         assert f"--keep {names[0]}: the file already has a column of that name" in refuse(capsys, command)
 
 
-def test_the_template_beside_a_tokenizer_is_its_own(tokenizer: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_several", [False, True])
+def test_the_template_beside_a_tokenizer_is_its_own(has_several: bool, tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(tokenizer.read_bytes())
     own = "{{ bos_token }} {% for m in messages %}{{ m.content }} {% endfor %}"
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": own, "bos_token": {"content": "h"}}))
+    named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": own}]
+    config = {"chat_template": named if has_several else own, "bos_token": {"content": "h"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     assert count({"messages": CHAT}, tmp_path) == CountedRow(1 + 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("chat_template.jinja", b"{{ 1 + 'a' }}", "data:7: the chat template fails on a conversation: TypeError"),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja: not a file that can be read"),
+        ("tokenizer_config.json", b"[1]", "tokenizer_config.json: not the configuration of a tokenizer"),
+        ("tokenizer_config.json", b'{"chat_template": [5]}', "not the configuration of a tokenizer"),
+    ],
+)
+def test_a_template_that_does_not_work_is_said(
+    name: str, content: bytes, expected: str, tokenizer: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=expected):
+        count({"messages": CHAT}, tmp_path)
+
+
+def test_values_of_several_kinds_that_are_kept_stay_apart(tmp_path: Path) -> None:
+    data, out = tmp_path / "d.jsonl", tmp_path / "l.csv"
+    groups = [1, "a", 1, "1", 0, "b", None, "None", -1]
+    rows = [{"input_ids": [1], "group": group, "id": 2**62 + number} for number, group in enumerate(groups)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["lengths", str(data), "--keep", "group", "--keep", "id", "--out", str(out), "--processes", "1"]
+    assert main(command) == 0
+    assert load_lengths(str(out), ["group", "id"]).resources is not None
+    with out.open(newline="") as file:
+        found = [row["group"] for row in csv.DictReader(file)]
+    assert found[0] == found[2]
+    assert len(set(found)) == len(groups) - 1
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "json", "csv", "parquet", "saved", "file.py:function"])
@@ -274,6 +310,39 @@ def test_what_is_wrong_is_said_with_its_place_and_without_the_text(
     with pytest.raises(UsageError, match=expected):
         raise UsageError(err)
     assert SECRET not in err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("d.jsonl", f'{{"text": "{SECRET}\\ud800"}}', r"d\.jsonl:1: a text is not valid Unicode"),
+        ("d.jsonl", f'{{"text": "{SECRET}", "id": {"9" * 5000}}}', r"d\.jsonl:1: holds a number of too many digits"),
+        ("d.json", f'[{{"text": "{SECRET}", "id": {"9" * 5000}}}]', r"d\.json: holds a number of too many digits"),
+        ("d.csv", f'text\n"{SECRET}\nb\nc\n', r"d\.csv:4: unexpected end of data"),
+        ("d.csv", f"text\na\n{SECRET}, b\n", r"d\.csv:3: more or fewer values than the 1 columns"),
+        ("d.csv", f"text,n\n{SECRET}\n", r"d\.csv:2: more or fewer values than the 2 columns"),
+        ("d.jsonl.gz", gzip.compress(b'{"text": "a"}')[:10] + b"\xff" * 20, r"d\.jsonl\.gz: cannot be read"),
+        (
+            "d.py:make",
+            "def make():\n    yield {'text': 'a'}\n    raise ValueError('no')",
+            r"d\.py:make: ValueError: no",
+        ),
+        ("d.py:make", "def make():\n    yield {'text': 'a'}\n    raise SystemExit(4)", r"d\.py:make: SystemExit: 4"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_said_with_their_place(
+    name: str, content: str | bytes, expected: str, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name.partition(":")[0]).write_bytes(content if isinstance(content, bytes) else content.encode())
+    err = refuse(capsys, ["lengths", str(tmp_path / name), "--tokenizer", str(tokenizer), "--processes", "1"])
+    assert re.search(expected, err)
+    assert SECRET not in err
+
+
+def test_a_text_in_a_csv_may_be_long(tokenizer: Path, tmp_path: Path) -> None:
+    data = tmp_path / "d.csv"
+    data.write_text("text\n" + "a " * 100_000 + "\n")
+    assert get_figures(["lengths", str(data), "--tokenizer", str(tokenizer), "--processes", "1"])["longest"] == 100_000
 
 
 def test_rows_of_texts_need_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

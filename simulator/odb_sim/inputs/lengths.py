@@ -13,12 +13,14 @@ import re
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import IO, Final
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +35,7 @@ SUPERVISED_COLUMN: Final = "supervised_tokens"
 _SUFFIX: Final = ".csv.gz"
 _GZIP: Final = b"\x1f\x8b"
 """The first bytes of a compressed file."""
-_LARGEST_LENGTH: Final = 2**31 - 1
+LARGEST_LENGTH: Final = 2**31 - 1
 _NAME: Final = re.compile(r"[\w./-]{1,40}( [\w./-]{1,20})?")
 """Matches column names. Anything else may be text from a private data set, which errors must not show."""
 _SHORT: Final = re.compile(r"\S{0,24}")
@@ -125,16 +127,15 @@ def _describe_error(error: Exception) -> str:
     return " ".join(reason.split())
 
 
-def _open_text(path: Path) -> IO[str]:
-    with path.open("rb") as file:
-        is_packed = file.read(len(_GZIP)) == _GZIP
-    if is_packed or path.suffix == ".gz":  # whatever its name
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+@contextmanager
+def _open_text(path: Path) -> Iterator[IO[str]]:
+    with path.open("rb") as file:  # once, because a pipe can be read only once
+        is_packed = file.peek(len(_GZIP)).startswith(_GZIP) or path.suffix == ".gz"  # whatever its name
+        yield io.TextIOWrapper(gzip.GzipFile(fileobj=file) if is_packed else file, encoding="utf-8-sig", newline="")
 
 
 def _parse_csv(file: IO[str], where: str, name: str, further: Sequence[str]) -> Lengths:
-    rows = csv.reader(file)
+    rows = csv.reader(file, strict=True)  # else a quotation mark that is never closed takes all rows after it
     try:
         header = [column.strip() for column in next(rows, [])]
         if not header:
@@ -179,8 +180,8 @@ def _parse_row(row: list[str], columns: list[int], header: list[str], where: str
             shown = repr(row[column]) if _SHORT.fullmatch(row[column]) else f"a text of {len(row[column]):,} characters"
             raise UsageError(f"{where}: {header[column]} is {shown}, not a whole number")
         value = int(row[column])
-        if value > _LARGEST_LENGTH:
-            raise UsageError(f"{where}: {header[column]} is {value:.3e}, but the largest length is {_LARGEST_LENGTH}")
+        if value > LARGEST_LENGTH:
+            raise UsageError(f"{where}: {header[column]} is {value:.3e}, but the largest length is {LARGEST_LENGTH}")
         values.append(value)
     if values[0] < 1:
         raise UsageError(f"{where}: {TOTAL_COLUMN} is {values[0]}, but a length is at least 1")
@@ -195,14 +196,16 @@ def _parse_row(row: list[str], columns: list[int], header: list[str], where: str
 def _load_npy(path: Path) -> Lengths:
     try:
         data = np.load(path, allow_pickle=False)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, BadZipFile) as error:
         raise UsageError(f"{path}: cannot be read: {_describe_error(error)}") from error
+    if not isinstance(data, np.ndarray):
+        raise UsageError(f"{path}: several arrays in one .npz file, expected one in a .npy file")
     if data.ndim != 1 or data.dtype.kind not in "iu":
         raise UsageError(f"{path}: an array of {data.dtype} with shape {data.shape}, expected one row of integers")
     if not len(data):
         raise UsageError(f"{path}: empty array, expected at least one sample")
-    for bad in _find_first((data < 1) | (data > _LARGEST_LENGTH)):
-        raise UsageError(f"{path}: element {bad} is {data[bad]}, but a length lies in 1..{_LARGEST_LENGTH}")
+    for bad in _find_first((data < 1) | (data > LARGEST_LENGTH)):
+        raise UsageError(f"{path}: element {bad} is {data[bad]}, but a length lies in 1..{LARGEST_LENGTH}")
     tokens = data.astype(np.int64)
     return Lengths(path.stem, tokens, tokens)
 

@@ -27,6 +27,7 @@ _ALIASES: Final = {
 _UNGATED: Final = ("gpt2", "gpt_neox", "gptj", "opt", "phi", "bloom", "mpt", "falcon", "starcoder2")
 """Model types whose feed-forward layers have two matrices instead of three."""
 _WIDENING: Final = 4
+_LARGEST: Final = 10**12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +166,7 @@ def load_model(name: str) -> Model:
         path = path / "config.json" if path.is_dir() else path
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"{path}: not the config.json of a model: {error}") from error
         if not isinstance(data, dict):
             raise UsageError(f"{path}: not the config.json of a model: not an object")
@@ -209,8 +210,8 @@ def _read_whole(config: Section, name: str, key: str, default: int | None = None
     if (
         not isinstance(value, int)
         or isinstance(value, bool)
-        or value < 0
+        or not 0 <= value <= _LARGEST
         or (value == 0 and key not in ("each", "update"))
     ):
-        raise UsageError(f"{name}: {key} is {value!r:.40}, expected a whole number of at least 1")
+        raise UsageError(f"{name}: {key} is {value!r:.40}, expected a whole number from 1 to {_LARGEST:.0e}")
     return value

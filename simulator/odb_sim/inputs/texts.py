@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -23,6 +24,7 @@ TEXT: Final = "text"
 FORMATS: Final = "JSON lines (.jsonl, .jsonl.gz), JSON, CSV, parquet, a folder saved by datasets, or module:function"
 _LINES: Final = (".jsonl", ".ndjson")
 _BATCH_ROWS: Final = 1024
+_LARGEST_TEXT: Final = 2**31 - 1
 INSTALL: Final = "pip install 'odb-ref[data]'"
 
 
@@ -52,7 +54,7 @@ def read_rows(source: str, split: str | None = None) -> Iterator[tuple[str, Row]
     elif name.endswith(_LINES):
         yield from _read_lines(path)
     elif name.endswith(".csv"):
-        yield from _number(source, csv.DictReader(_open(path)))
+        yield from _number(source, _read_csv(path))
     elif name.endswith(".json"):
         yield from _number(source, _read_json(path))
     else:
@@ -92,8 +94,24 @@ def _open(path: Path) -> Iterator[str]:
             yield from file
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 text (byte {error.start})") from error
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _read_csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(_LARGEST_TEXT)  # for all readers: by default a text has at most 131,072 characters
+    # Without `strict` a quotation mark that is never closed takes all rows after it.
+    rows = csv.DictReader(_open(path), strict=True)
+    try:
+        for row in rows:
+            if None in row or None in row.values():  # most likely a comma in a text without quotation marks
+                count = len(rows.fieldnames or ())
+                raise UsageError(
+                    f"{path}:{rows.reader.line_num}: more or fewer values than the {count} columns of the header"
+                )
+            yield row
+    except csv.Error as error:
+        raise UsageError(f"{path}:{rows.reader.line_num}: {error}") from error
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, Row]]:
@@ -102,20 +120,29 @@ def _read_lines(path: Path) -> Iterator[tuple[str, Row]]:
             continue
         where = f"{path}:{number}"
         try:
-            yield where, _check(where, json.loads(line))
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise UsageError(f"{where}: not JSON: {getattr(error, 'msg', 'nested too deep')}") from None
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{where}: {_describe_json(error)}") from None
+        yield where, _check(where, row)
 
 
 def _read_json(path: Path) -> Iterable[object]:
+    text = "".join(_open(path))
     try:
-        data = json.loads("".join(_open(path)))
-    except (json.JSONDecodeError, RecursionError) as error:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise UsageError(f"{path}{line}: not JSON: {getattr(error, 'msg', 'nested too deep')}") from None
+        raise UsageError(f"{path}{line}: {_describe_json(error)}") from None
     if not isinstance(data, list):
         raise UsageError(f"{path}: holds an object, expected a list of rows")
     return data
+
+
+def _describe_json(error: Exception) -> str:
+    """Returns what is wrong, without the text."""
+    if isinstance(error, RecursionError):
+        return "not JSON: nested too deep"
+    return f"not JSON: {error.msg}" if isinstance(error, json.JSONDecodeError) else "holds a number of too many digits"
 
 
 def _read_parquet(path: Path) -> Iterator[object]:
@@ -148,14 +175,14 @@ def _read_saved(path: Path, split: str | None) -> Iterator[object]:
         yield from found.select(range(begin, min(begin + _BATCH_ROWS, len(found)))).to_list()
 
 
-def _call(source: str) -> Iterable[object]:
-    """Returns the rows from a callable, which returns an iterable or an object with a length and items."""
+def _call(source: str) -> Iterator[object]:
+    """Yields the rows from a callable, which returns an iterable or an object with a length and items."""
     module_name, _, attribute = source.rpartition(":")
     try:
         found: object = getattr(import_named(module_name), attribute)
         rows = found() if callable(found) else found
+        if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable | Sequence):
+            raise TypeError(f"gives a {type(rows).__name__}, expected rows")
+        yield from rows
     except (Exception, SystemExit) as error:  # anything the user's module may do wrong
         raise UsageError(f"{source}: {describe_error(error)}") from error
-    if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable | Sequence):
-        raise UsageError(f"{source}: gives a {type(rows).__name__}, expected rows")
-    return rows

@@ -24,7 +24,7 @@ from odb_ref.core.errors import UsageError
 from odb_sim.inputs.texts import INSTALL, TEXT, Json, Row
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 CHATML: Final = "chatml"
 NO_TEMPLATE: Final = "none"
@@ -123,11 +123,18 @@ def _measure_columns(where: str, row: Row, columns: tuple[str, ...], reading: Ro
         raise UsageError(f"{where}: {columns[-1]} is null")
     *before, last = [_get_text(where, row, column) for column in columns]
     if not before:
-        total = len(tokenizer.encode(last).ids) + _count_end(tokenizer)
+        total = len(_encode(where, tokenizer, last).ids) + _count_end(tokenizer)
         return _cut([True] * total, False, reading)
-    prompt = len(tokenizer.encode("\n".join(filter(None, before))).ids)
-    response = len(tokenizer.encode(last, add_special_tokens=False).ids) + _count_end(tokenizer)
+    prompt = len(_encode(where, tokenizer, "\n".join(filter(None, before))).ids)
+    response = len(_encode(where, tokenizer, last, has_special=False).ids) + _count_end(tokenizer)
     return _cut([False] * prompt + [True] * response, False, reading)
+
+
+def _encode(where: str, tokenizer: Tokenizer, text: str, *, has_special: bool = True) -> Encoding:
+    try:
+        return tokenizer.encode(text, add_special_tokens=has_special)
+    except TypeError:  # JSON can spell what no encoding can hold
+        raise UsageError(f"{where}: a text is not valid Unicode: it has half of a surrogate pair") from None
 
 
 def _cut(carries: Sequence[bool], is_approximate: bool, reading: RowReading) -> CountedRow:
@@ -243,7 +250,7 @@ def _measure_chat(
                 raise UsageError(f"{where}: turn {place + 1} is missing from the text that the chat template renders")
             end = begin + len(content)
         spans.append((begin, end))
-    encoding = tokenizer.encode(text, add_special_tokens=False)
+    encoding = _encode(where, tokenizer, text, has_special=False)
     carries, at = [], 0
     for begin, _ in encoding.offsets:
         while at < len(spans) and begin >= spans[at][1]:
@@ -295,12 +302,7 @@ def _load_template(asked: str | None, folder: Path | None, tokenizer: Tokenizer)
     if asked is None and folder is not None:
         text, names = _read_own_template(folder)
     if asked not in (None, CHATML):
-        try:
-            text = Path(str(asked)).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"--template {asked}: not a file that can be read, nor {CHATML} or {NO_TEMPLATE}"
-            ) from error
+        text = _read_template(Path(str(asked)))
     if text is None and (asked == CHATML or tokenizer.token_to_id("<|im_start|>") is not None):
         text = _CHATML
     return None if text is None else _compile(text, names)
@@ -313,16 +315,25 @@ def _read_own_template(folder: Path) -> tuple[str | None, dict[str, str]]:
     if config.exists():
         try:
             data = json.loads(config.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{config}: not JSON") from error
-        own = data.get("chat_template")
+            own = data.get("chat_template")
+            if isinstance(own, list):  # several, each with a name
+                own = {one["name"]: one["template"] for one in own}.get("default")
+        except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+            raise UsageError(f"{config}: not the configuration of a tokenizer") from error
         text = own if isinstance(own, str) else None
         for key in ("bos_token", "eos_token", "pad_token", "unk_token"):
             token = data.get(key)
             names[key] = token.get("content", "") if isinstance(token, dict) else token or ""
     if (file := folder / "chat_template.jinja").exists():
-        text = file.read_text(encoding="utf-8")
+        text = _read_template(file)
     return text, names
+
+
+def _read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--template {file}: not a file that can be read, nor {CHATML} or {NO_TEMPLATE}") from error
 
 
 def _compile(text: str, names: Mapping[str, str]) -> Template:
@@ -362,5 +373,7 @@ def _compile(text: str, names: Mapping[str, str]) -> Template:
             return template.render(messages=messages, add_generation_prompt=is_open, tools=tools, **names)
         except TemplateError as error:
             raise UsageError(f"the chat template refuses a conversation: {error}") from error
+        except Exception as error:  # it may add a number to a text, for example
+            raise UsageError(f"the chat template fails on a conversation: {type(error).__name__}") from error
 
     return render

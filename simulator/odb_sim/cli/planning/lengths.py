@@ -18,7 +18,7 @@ import numpy as np
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import add_number, add_processes, add_repeated, add_text
 from odb_sim.inputs.files import check_writable, write_csv, write_json
-from odb_sim.inputs.lengths import SUPERVISED_COLUMN, TOTAL_COLUMN, Integers, Lengths
+from odb_sim.inputs.lengths import LARGEST_LENGTH, SUPERVISED_COLUMN, TOTAL_COLUMN, Integers, Lengths
 from odb_sim.inputs.texts import FORMATS, Row, count_rows, read_rows
 from odb_sim.inputs.tokens import CHATML, NO_TEMPLATE, CountedRow, RowReading, load_tokenizer, measure
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.add_argument("data", metavar="DATA", help=FORMATS)
     add_reading_options(parser)
-    text = "a column to keep beside the lengths: whole numbers are kept, other values are numbered as they appear"
+    text = "a column to keep beside the lengths: as it is if it holds only whole numbers, else its values are numbered"
     add_repeated(parser, "--keep", "COLUMN", text)
     parser.add_argument("--out", metavar="FILE", help="the CSV file to write")
     parser.add_argument("--json", metavar="FILE", help="write the summary and the histogram")
@@ -142,7 +142,7 @@ def read_lengths(options: argparse.Namespace, keep: Sequence[str] = ()) -> Found
     Raises: UsageError when the data or the tokenizer cannot be read, naming file and row.
     """
     reading, found = build_reading(options), Found(kept=[[] for _ in keep])
-    numbers: list[dict[object, int]] = [{} for _ in keep]
+    numbers: list[dict[int | str, int]] = [{} for _ in keep]
     rows = read_rows(options.data, options.split)
     first = list(islice(rows, 1))  # reports missing data before a tokenizer is looked up on the hub
     if not first:
@@ -158,6 +158,10 @@ def read_lengths(options: argparse.Namespace, keep: Sequence[str] = ()) -> Found
             for place, column in enumerate(keep):
                 found.kept[place] += [_keep(where, row, column, numbers[place]) for where, row in chunk]
             on_done(len(found.total))
+    for place, values in enumerate(numbers):
+        whole = [value for value in values if isinstance(value, int)]
+        if len(whole) == len(values):
+            found.kept[place] = [whole[number] for number in found.kept[place]]
     return found
 
 
@@ -189,13 +193,14 @@ def measure_chunk(chunk: Sequence[Numbered], reading: RowReading) -> list[Counte
     return [measure(where, row, reading) for where, row in chunk]
 
 
-def _keep(where: str, row: Row, column: str, numbers: dict[object, int]) -> int:
+def _keep(where: str, row: Row, column: str, numbers: dict[int | str, int]) -> int:
+    """Returns the number of a value among those of its column, in the order in which they appear."""
     if column not in row:
         raise UsageError(f"{where} has no column {column}")
     value = row[column]
-    if type(value) is int and value >= 0:
-        return value
-    return numbers.setdefault(str(value), len(numbers))
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST_LENGTH:
+        value = repr(value)
+    return numbers.setdefault(value, len(numbers))
 
 
 def summarize(lengths: Lengths) -> dict[str, float | int]:
