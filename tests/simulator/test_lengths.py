@@ -271,8 +271,10 @@ def test_what_is_read_is_not_written_over(command: str, tmp_path: Path, capfd: p
     path = tmp_path / "a.csv"
     path.write_text("total_tokens\n" + "5\n7\n" * 20)
     budget = "--memory-tokens" if command == "tune" else "--token-budget"
-    arguments = [command, str(path), "--ranks", "2", budget, "50", "--json", str(path)]
-    assert f"{path}: named twice" in refuse(capfd, arguments)
+    os.link(path, other := tmp_path / "other.json")
+    for out in (path, other):
+        arguments = [command, str(path), "--ranks", "2", budget, "50", "--json", str(out)]
+        assert f"{out}: named twice" in refuse(capfd, arguments)
     assert len(load_lengths(str(path))) == 40
 
 

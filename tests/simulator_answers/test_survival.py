@@ -285,9 +285,10 @@ def test_the_digest_of_the_program_moves_with_any_of_its_files(monkeypatch: pyte
 
 
 def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("a\nb\n")
-    with pytest.raises(UsageError, match="no answers"):
-        Store(tmp_path)
+    for text in (b"a\nb\n", b"\xff\n\xff\n"):
+        (tmp_path / FILE).write_bytes(text)
+        with pytest.raises(UsageError, match="no answers"):
+            Store(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be written"):
         Store(tmp_path / "file")

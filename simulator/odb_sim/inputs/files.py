@@ -44,16 +44,16 @@ def check_writable(*paths: str | Path | None, reads: Iterable[str | Path | None]
 
     Raises: UsageError naming the path.
     """
-    files = {Path(path).resolve() for path in reads if path is not None and Path(path).is_file()}
+    files = {_identify(Path(path)) for path in reads if path is not None and Path(path).is_file()}
     for path in paths:
         if path is None:
             continue
         if str(path) == "-":
             raise UsageError("-: only --json can be written to standard output; for a file of that name, pass ./-")
-        file = Path(path).resolve()
+        file = _identify(Path(path))
         if file in files:
             raise UsageError(f"{path}: named twice, so its contents would be lost")
-        if file.is_file() or not file.exists():  # a device takes what it is given
+        if Path(path).is_file() or not Path(path).exists():  # a device takes what it is given
             files.add(file)
         is_new = not Path(path).exists()
         try:
@@ -65,3 +65,8 @@ def check_writable(*paths: str | Path | None, reads: Iterable[str | Path | None]
             raise UsageError(f"{path}: cannot be written: {error.strerror or error}{hint}") from error
         if is_new:
             Path(path).unlink()
+
+
+def _identify(path: Path) -> Path | tuple[int, int]:
+    """Returns what all names of a file have in common, hard links among them."""
+    return (path.stat().st_dev, path.stat().st_ino) if path.exists() else path.resolve()

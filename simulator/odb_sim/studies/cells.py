@@ -139,7 +139,7 @@ class Store:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a+", encoding="utf-8")
+            self._file = self._path.open("a+", encoding="utf-8", errors="replace")
         except OSError as error:
             raise UsageError(f"--out {folder}: cannot be written: {error.strerror}") from error
         self._file.seek(0)
