@@ -72,6 +72,15 @@ def test_epochs_of_other_lengths_lie_within_the_band_as_often_as_it_says() -> No
     assert 0.8 <= inside < 1.0
 
 
+def test_a_single_very_long_sample_does_not_make_the_longest_time_absurd() -> None:
+    """Draws hold it no more than four times, so they take that many times as long at most. Without it, they take none."""
+    lengths = Lengths("one is long", np.array([7] * 300 + [1_000_000]), np.ones(301, dtype=np.int64))
+    what = replace(make_run(Costs()), workload=build_workload(lengths, ranks=4))
+    band = compute_bands([what], []).combine(1.0)
+    assert band.low < 0.05
+    assert 2 < band.high < 6
+
+
 def test_a_longer_epoch_is_surer_and_judged_by_a_part() -> None:
     short, long = (
         compute_bands([make_run(replace(FREE, ranges=Ranges()), samples=samples)], [], draws=8).combine(1.0)

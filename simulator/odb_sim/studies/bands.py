@@ -3,7 +3,8 @@
 A band holds nine of ten outcomes, if each input lies in its own range nine times out of ten. Three kinds of input move a
 figure: the lengths that happened to be drawn (the epoch is simulated again with samples drawn from itself), the numbers of the
 cost model (each is set to either end of its range), and what the model leaves out (another range, on all step times). Errors
-of inputs are assumed to be independent, and to act linearly on the logarithm of a figure, so their effects add as squares. A
+of inputs are assumed to be independent, and to act linearly on the logarithm of a figure, so their effects add as squares. If
+other samples make an epoch shorter, yet others are taken to make it longer by as much time, not by the same factor. A
 speed-up has its own band, narrower than those of the two times, because an input that slows both does not change it.
 
 A long epoch is judged by a part of it. The effect of other lengths on the whole is that on the part, reduced by the square root
@@ -219,13 +220,22 @@ def compute_bands(
         # from the epoch itself and not from the mean, because the epoch is one draw of many as well.
         tokens = runs[0].workload.tokens
         means = np.log([group[0].workload.tokens.mean() / cut[0].workload.tokens.mean() for group in varied])
-        seen = (drawn - logs[0] - means[:, None]) * np.sqrt(count / total / len(varied)) * _OF_DRAWS
+        seen, scale = drawn - logs[0] - means[:, None], np.sqrt(count / total / len(varied)) * _OF_DRAWS
         known = np.full((1, len(runs)), _TWO_SIDED * float(tokens.std() / tokens.mean()) / np.sqrt(total))
-        lows, highs = np.concatenate([lows, seen, -known]), np.concatenate([highs, -seen, known])
+        lows = np.concatenate([lows, scale * seen, -known])
+        highs = np.concatenate([highs, scale * _mirror(seen), np.log1p(known)])
         names += [(LENGTHS, "the lengths of more samples, if these are only a part, or several seeds")] * (
             len(varied) + 1
         )
     return Bands(tuple(names), lows, highs)
+
+
+def _mirror(logs: Vector) -> Vector:
+    """Returns the logarithms of times that deviate as far to the other side.
+
+    A time that falls by nine tenths, because no very long sample was drawn, shows that one may rise by nine tenths, not tenfold.
+    """
+    return np.where(logs < 0, np.log(2 - np.exp(np.minimum(logs, 0.0))), -logs)
 
 
 def redraw(workload: Workload, samples: int, seed: int) -> Workload:
