@@ -8,7 +8,7 @@ With `ODBOptions.survives_out_of_memory` a pass is still the Trainer's own ``tra
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -34,10 +34,6 @@ from odb_ref.torch.loop.guard import UpdateGuard
 from odb_ref.torch.loop.splitting import split_batch
 
 LossAndOutputs = Tensor | tuple[Tensor, object]
-
-
-def _change_loss(result: LossAndOutputs, change: Callable[[Tensor], Tensor]) -> LossAndOutputs:
-    return (change(result[0]), *result[1:]) if isinstance(result, tuple) else change(result)
 
 
 class OwnLossFn(Protocol):
@@ -203,7 +199,7 @@ class SteppingTrainer(EvaluatingTrainer):
             raise
         finally:
             self.compute_loss_func = own
-        return _change_loss(result, info.scale)
+        return (info.scale(result[0]), *result[1:]) if isinstance(result, tuple) else info.scale(result)
 
     def _run_pass(self, model: nn.Module, inputs: Inputs, info: StepInfo) -> Tensor:
         part = copy.copy(inputs)  # compute_loss may remove items, which must be there if the pass is repeated
