@@ -76,8 +76,16 @@ def read_integer(value: object) -> int | None:
         return None
     try:
         return operator.index(value)
-    except TypeError:  # an array of several numbers, or of fractions
+    except Exception:  # an array of several numbers or of fractions, or whatever a class of the user's raises
         return None
+
+
+def describe_given(value: object) -> str:
+    """Returns a short text for what a user's code has returned or raised, which may be large, or fail to be written."""
+    try:
+        return f"{value!s:.200}"
+    except Exception:
+        return f"a value of type {type(value).__name__} that cannot be written"
 
 
 def check_integer(value: object, name: str, low: int, high: int = MOST) -> int:

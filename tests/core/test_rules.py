@@ -93,6 +93,24 @@ def test_a_rule_that_raises_is_named() -> None:
     assert isinstance(caught.value.__cause__, TypeError)
 
 
+class Unwritable(Exception):
+    def __str__(self) -> str:
+        raise LookupError
+
+    __index__ = __str__  # type: ignore[assignment]
+
+
+def test_what_a_rule_makes_is_named_even_if_it_cannot_be_written() -> None:
+    """Spec: R3.3, R8."""
+    for answer in (10**6000, Unwritable()):
+        with pytest.raises(
+            RuleError, match=rf"returned a value of type {type(answer).__name__} that cannot be written"
+        ):
+            compute_checked_target(Always(answer), make_offer(samples=5, groups=3))  # type: ignore[arg-type]
+    with pytest.raises(RuleError, match="raised Unwritable: a value of type Unwritable that cannot be written"):
+        compute_checked_target(Raising(0, error=Unwritable()), make_offer(samples=5, groups=3))
+
+
 def test_an_unknown_rule_is_refused_with_the_ones_there_are() -> None:
     with refused(UsageError, "unknown target rule 'best'; choose from odb, paper"):
         get_rule("best")

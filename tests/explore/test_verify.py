@@ -103,6 +103,7 @@ def test_what_cannot_be_followed_is_not_judged(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(symbolic, "LIMIT_S", 0.05)
     for body, said in (
         ("return (1, 2, 3)[a.due_max]", "as an index"),
+        ("return NONE**64 * NONE**64 if a.due_max else 1", "a number of 7,937 bits"),
         ("return len(f'{a.due_max}')", "writes a number"),
         ("return 1 if 'x' * a.due_max else 2", "not an integer"),
         (
@@ -111,7 +112,10 @@ def test_what_cannot_be_followed_is_not_judged(tmp_path: Path, monkeypatch: pyte
         ),
     ):
         path = tmp_path / "rule.py"
-        path.write_text(f"class Rule:\n    name = 'mine'\n    def compute_target(self, a):\n        {body}\n")
+        path.write_text(
+            "from odb_ref.core.offer import NONE\nclass Rule:\n    name = 'mine'\n"
+            f"    def compute_target(self, a):\n        {body}\n"
+        )
         stage = check_bounds(load_judged(f"{path}:Rule"))
         assert not stage.findings and said in stage.skipped
 

@@ -22,8 +22,7 @@ from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausal
 
 from odb_ref import Faults
 from odb_ref.integrations.hf import ODBOptions, enable
-from odb_ref.integrations.hf.data import choose_layout, warn_of_shards
-from odb_ref.integrations.hf.trainer import is_shuffled
+from odb_ref.integrations.hf.data import choose_layout, is_shuffled, warn_of_shards
 from odb_ref.integrations.hf.updates import UpdateBatch
 from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT
 from odb_ref.torch import UsageError

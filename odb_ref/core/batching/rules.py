@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, runtime_checkable
 
-from odb_ref.core.errors import RuleError, UsageError, read_integer
+from odb_ref.core.errors import RuleError, UsageError, describe_given, read_integer
 from odb_ref.core.offer import NONE, Offer
 
 
@@ -39,11 +39,12 @@ def compute_checked_target(rule: TargetRule, agreement: Offer) -> int:
     try:
         answer = rule.compute_target(replace(agreement))  # a copy, so that the rule cannot change ours
     except Exception as error:
-        raise RuleError(f"rule {rule.name!r} raised {type(error).__name__}: {error}, for {agreement}") from error
+        told = f"{type(error).__name__}: {describe_given(error)}"
+        raise RuleError(f"rule {rule.name!r} raised {told}, for {agreement}") from error
     target = read_integer(answer)
     low, high = compute_bounds(agreement)
     if target is None or not low <= target <= high:
-        raise RuleError(f"rule {rule.name!r} returned {answer}, outside {low}..{high}, for {agreement}")
+        raise RuleError(f"rule {rule.name!r} returned {describe_given(answer)}, outside {low}..{high}, for {agreement}")
     return target
 
 

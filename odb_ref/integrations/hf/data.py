@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Final
 
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 from transformers import TrainingArguments
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from odb_ref.torch import UsageError
+from odb_ref.torch.from_dataloader import find_batch_sampler, lists_all
 from odb_ref.torch.loop import count_pairs, split_pairs
 from odb_ref.torch.reading.tasks import is_pair, measure_rows
 
@@ -160,3 +161,25 @@ def take_share(
     split = importlib.import_module("datasets.distributed").split_dataset_by_node
     share: Dataset[object] = split(dataset, rank=args.process_index, world_size=args.world_size)
     return share
+
+
+def tells_epoch(prepared: object, world_size: int) -> bool:
+    """Returns whether a loader of Accelerate tells its data set the epoch. On several ranks it may tell a sampler instead."""
+    is_told = hasattr(getattr(find_batch_sampler(prepared), "sampler", None), "set_epoch")
+    return hasattr(prepared, "set_epoch") and not (is_told and world_size > 1)
+
+
+def is_shuffled(prepared: DataLoader[object]) -> bool:
+    """Returns True if the Trainer's own loader reads the data set in random order.
+
+    Raises: UsageError when it does not read each sample of the data set once.
+    """
+    inner = find_batch_sampler(prepared)
+    sampler: object = getattr(inner, "sampler", None)
+    if type(inner) is not BatchSampler or not lists_all(sampler, prepared.dataset):
+        name = type(inner if sampler is None else sampler).__name__
+        raise UsageError(
+            f"{name} chooses which samples the Trainer reads, and only update_samples='plain' follows it: set that, or pass "
+            "ODBOptions(loader={'sampler': ...}), or {'shuffle': ...} to read each sample once"
+        )
+    return not isinstance(sampler, SequentialSampler)

@@ -37,13 +37,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from odb_ref.integrations.accelerate import check_strategy, find_prepared_order
 from odb_ref.integrations.hf.callback import TrainerHooks
-from odb_ref.integrations.hf.data import choose_layout, take_share, warn_of_shards
+from odb_ref.integrations.hf.data import choose_layout, is_shuffled, take_share, tells_epoch, warn_of_shards
 from odb_ref.integrations.hf.gathering import gathering
 from odb_ref.integrations.hf.losses import check_pair_loss, warn_of_other_losses
 from odb_ref.integrations.hf.options import STEP_INFO, ODBOptions, check_arguments, check_engine
@@ -53,7 +53,6 @@ from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch
 from odb_ref.integrations.hf.versions import compute_split, counts_first_labels, get_sampling
 from odb_ref.integrations.progress import Intervals, Progress
 from odb_ref.torch import ODBDataLoader, UsageError
-from odb_ref.torch.from_dataloader import find_batch_sampler, lists_all
 from odb_ref.torch.loop.checks import is_sharded
 from odb_ref.torch.settings import arrange
 
@@ -383,28 +382,6 @@ class ODBTrainer(SteppingTrainer):
             return False
         is_counted = self.odb.max_samples is None and self.odb.intervals == Intervals()
         return self.odb.update_samples == PLAIN and is_counted
-
-
-def tells_epoch(prepared: object, world_size: int) -> bool:
-    """Returns whether a loader of Accelerate tells its data set the epoch. On several ranks it may tell a sampler instead."""
-    is_told = hasattr(getattr(find_batch_sampler(prepared), "sampler", None), "set_epoch")
-    return hasattr(prepared, "set_epoch") and not (is_told and world_size > 1)
-
-
-def is_shuffled(prepared: DataLoader[object]) -> bool:
-    """Returns True if the Trainer's own loader reads the data set in random order.
-
-    Raises: UsageError when it does not read each sample of the data set once.
-    """
-    inner = find_batch_sampler(prepared)
-    sampler: object = getattr(inner, "sampler", None)
-    if type(inner) is not BatchSampler or not lists_all(sampler, prepared.dataset):
-        name = type(inner if sampler is None else sampler).__name__
-        raise UsageError(
-            f"{name} chooses which samples the Trainer reads, and only update_samples='plain' follows it: set that, or pass "
-            "ODBOptions(loader={'sampler': ...}), or {'shuffle': ...} to read each sample once"
-        )
-    return not isinstance(sampler, SequentialSampler)
 
 
 def enable(trainer: Trainer, odb: ODBOptions) -> ODBTrainer:

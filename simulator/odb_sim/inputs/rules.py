@@ -101,7 +101,10 @@ def _list_own_files(_modules: int) -> frozenset[Path]:
 
 def describe_error(error: BaseException) -> str:
     """Returns an error in one line."""
-    lines = str(error).splitlines()
+    try:
+        lines = str(error).splitlines()
+    except Exception:  # an error of a user's rule may do anything
+        lines = []
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 

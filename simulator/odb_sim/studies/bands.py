@@ -233,7 +233,7 @@ def compute_bands(
 def _mirror(logs: Vector) -> Vector:
     """Returns the logarithms of times that deviate as far to the other side.
 
-    A time that falls by nine tenths, because no very long sample was drawn, shows that one may rise by nine tenths, not tenfold.
+    One that falls by nine tenths, because no very long sample was drawn, shows that it may rise by nine tenths, not tenfold.
     """
     return np.where(logs < 0, np.log(2 - np.exp(np.minimum(logs, 0.0))), -logs)
 

@@ -35,7 +35,7 @@ FUNCTIONS: Final = ("abs", "divmod", "len", "max", "min", "sum")
 ERRORS: Final = ("ArithmeticError", "RuntimeError", "TypeError", "ValueError")
 """The exceptions that a rule may raise."""
 ATTRIBUTES: Final = frozenset({"name", "value", *(item.name for item in fields(Offer))})
-"""The attributes of what is no rule: of an agreement, or of a member of an `Enum`."""
+"""The attributes of what is not a rule: of an agreement, or of a member of an `Enum`."""
 MOST_EXPONENT: Final = 64
 """The largest constant to raise to, or to shift by."""
 

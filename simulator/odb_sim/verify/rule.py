@@ -23,6 +23,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Final
 
 from odb_ref.core.batching.rules import RULES, TargetRule, compute_bounds
+from odb_ref.core.errors import describe_given
 from odb_ref.core.offer import NONE, Offer
 from odb_sim.inputs.rules import describe_error
 from odb_sim.verify.language import Judged
@@ -98,14 +99,14 @@ def ask(rule: TargetRule, agreement: Offer) -> Answer:
         answer: object = rule.compute_target(agreement)
     except Exception as error:
         return f"raises {describe_error(error)}"
-    return answer if type(answer) is int else f"answers {answer!r}, a {type(answer).__name__}, not an int"
+    return answer if type(answer) is int else f"answers {describe_given(answer)}, a {type(answer).__name__}, not an int"
 
 
 def _describe_breach(agreement: Offer, answer: Answer) -> str:
     low, high = compute_bounds(agreement)
     if isinstance(answer, str):
         return f"the rule {answer}"
-    return "" if low <= answer <= high else f"the rule answers {answer}, outside {low}..{high}"
+    return "" if low <= answer <= high else f"the rule answers {describe_given(answer)}, outside {low}..{high}"
 
 
 def check_name(judged: Judged) -> Stage:

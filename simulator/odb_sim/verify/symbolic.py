@@ -22,6 +22,7 @@ MOST_PATHS: Final = 1_000
 LIMIT_S: Final = 20.0
 """The time for one question to Z3, in seconds. Only those about products and quotients of unknown numbers take long."""
 _MOST_BITS: Final = 128
+_LARGEST_BITS: Final = 4_096
 _FIELDS: Final = tuple(item.name for item in fields(Offer))
 _SMALL: Final = ("samples_max", "groups_max", "samples_min", "groups_min", "due_max", "round_max", "budget_min")
 """The fields whose numbers are made small, in this order."""
@@ -149,8 +150,10 @@ class Number:  # noqa: PLW1641  # equality is recorded, not known
         match other:
             case Number(_, term):
                 return term
-            case int():
+            case int() if other.bit_length() <= _LARGEST_BITS:
                 return z3.IntVal(int(other))
+            case int():
+                raise UndecidedError(f"it computes with a number of {other.bit_length():,} bits")
         raise UndecidedError(f"it computes with {other!r}, which is not an integer")
 
     def _make(self, term: z3.ArithRef) -> Number:
