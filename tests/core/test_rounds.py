@@ -10,6 +10,7 @@ import pytest
 
 from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.batching.rules import PaperRule
+from odb_ref.core.batching.shards import Draw
 from odb_ref.core.config import Config, choose_ramp
 from odb_ref.core.effects import PostOffer
 from odb_ref.core.offer import NONE, Offer
@@ -18,6 +19,8 @@ from odb_ref.core.rounds import (
     compute_round_target,
     compute_wanted_samples,
     count_fitting,
+    draw_samples,
+    foresee_draw,
     is_closing,
     is_quota_met,
     post_when_ready,
@@ -188,3 +191,14 @@ def test_a_window_with_a_bound_takes_what_fits_and_one_sample_in_any_case() -> N
     assert count_fitting([4, 3], 3, is_empty=False) == 0
     assert count_fitting([4], -5, is_empty=False) == 0
     assert count_fitting([], 9, is_empty=True) == 0
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_what_is_foreseen_of_the_next_update_is_what_is_then_drawn(world_size: int) -> None:
+    """Also if the next update is the epoch's last, and smaller, or there is none. Spec: R16.4. Checks: DEAL."""
+    for total, rank in itertools.product(range(1, 30), range(world_size)):
+        config = make_config(rank=rank, world_size=world_size, update_samples=6, shared_samples=total)
+        for update in range(-(-total // 6)):
+            first = (update + 1) * config.update_rounds
+            before = State(round=first + 1, draw=Draw(0, 0, min(total, 6 * (update + 1))))
+            assert foresee_draw(config, first - 1) == draw_samples(config, before, [0] * world_size)[0].draw
