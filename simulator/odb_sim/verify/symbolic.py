@@ -21,8 +21,7 @@ import z3  # noqa: E402  # the line above says how to install it
 MOST_PATHS: Final = 1_000
 LIMIT_S: Final = 20.0
 """The time for one question to Z3, in seconds. Only those about products and quotients of unknown numbers take long."""
-_MOST_BITS: Final = 128
-_LARGEST_BITS: Final = 4_096
+_MOST_BITS: Final = 4_096
 _FIELDS: Final = tuple(item.name for item in fields(Offer))
 _SMALL: Final = ("samples_max", "groups_max", "samples_min", "groups_min", "due_max", "round_max", "budget_min")
 """The fields whose numbers are made small, in this order."""
@@ -150,7 +149,7 @@ class Number:  # noqa: PLW1641  # equality is recorded, not known
         match other:
             case Number(_, term):
                 return term
-            case int() if other.bit_length() <= _LARGEST_BITS:
+            case int() if other.bit_length() <= _MOST_BITS:
                 return z3.IntVal(int(other))
             case int():
                 raise UndecidedError(f"it computes with a number of {other.bit_length():,} bits")
