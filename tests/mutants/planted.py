@@ -28,6 +28,7 @@ OF_THE_CORE = ("tests/core/test_wide_numbers.py", "tests/core", "tests/spec")
 OF_THE_ADAPTER = tuple(f"tests/torch/test_{name}.py" for name in ("budget", "updates", "update_chains", "state"))
 OF_THE_EXCHANGE = ("tests/torch/test_identity.py", "tests/torch/test_mesh.py")
 OF_THE_SIMULATOR = ("tests/simulator/test_budgets.py",)
+OF_THE_VERIFIER = ("tests/explore/test_verify.py",)
 OF_THE_PLANNER = ("tests/plan", "tests/conformance")
 OF_THE_TRACE = ("tests/trace/test_slips.py", "tests/spec/test_r15_budgets.py", "tests/core", "tests/trace")
 """The tests to run first for such slips."""
@@ -42,6 +43,7 @@ def choose_tests(module: str) -> tuple[str, ...]:
         ("/trace/", OF_THE_TRACE),
         ("/torch/exchange/", OF_THE_EXCHANGE),
         ("/torch/", OF_THE_ADAPTER),
+        ("odb_sim/verify/", OF_THE_VERIFIER),
         ("odb_sim/", OF_THE_SIMULATOR),
     ):
         if place in module:

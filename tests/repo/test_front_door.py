@@ -197,7 +197,7 @@ def test_versions_claimed_are_versions_run() -> None:
     run: dict[str, list[tuple[int, ...]]] = {}
     for name, version in re.findall(r"([\w-]+) ([\d.]+)", " ".join(environments)):
         run.setdefault(name, []).append(number(version))
-    extras = ("torch", "sim", "accelerate", "transformers", "lightning", "trl", "deepspeed", "llamafactory")
+    extras = ("torch", "sim", "verify", "accelerate", "transformers", "lightning", "trl", "deepspeed", "llamafactory")
     for item in {item for extra in extras for item in project["optional-dependencies"][extra]}:
         found = re.fullmatch(r"([\w-]+)>=([\d.]+),?(?:<([\d.]+))?", item)
         assert found, item
