@@ -235,7 +235,9 @@ def test_a_stream_in_another_order_is_noticed_wherever_it_was_saved(num_workers:
     with make_loader(Stream(0, COUNT), **options) as loader:
         ends = [info.is_update_end for _, info in loader.steps()]
     assert True in ends[:-1] and False in ends
-    check_goes_on(lambda: make_loader(Stream(0, COUNT), **options), range(0, len(ends) + 1, 1 + 5 * num_workers), read_on)
+    check_goes_on(
+        lambda: make_loader(Stream(0, COUNT), **options), range(0, len(ends) + 1, 1 + 5 * num_workers), read_on
+    )
     for limit in (ends.index(False) + 1, ends.index(True) + 1):
         state = save(limit, dataset=Stream(0, COUNT), **options)
         for dataset in (Reshuffled(0, COUNT), Stream(0, limit)):
