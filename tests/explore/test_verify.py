@@ -149,6 +149,15 @@ def test_lines_that_no_agreement_leads_to_are_said(tmp_path: Path) -> None:
         ("1 +", "cannot read its file: SyntaxError"),
         ("X = " + "-" * 100_000 + "1", "cannot read its file|nested too deeply"),
         ("", "has no 'Rule'"),
+        (
+            "class Rule:\n    n = 1\n\n    def go(self):\n        return (\n            id(self)\n        )",
+            "line 6: a call of id",
+        ),
+        ("class Rule:\n    n = 1\n    n = 2", "line 3: another meaning of n"),
+        (
+            "def go(\n    n,\n    *more,\n):\n    return 1\n\nclass Rule:\n    n = 1",
+            "line 1: a function of any arguments",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_judged_is_one_line(text: str, message: str, tmp_path: Path) -> None:

@@ -277,6 +277,29 @@ ESCAPES = {
     "counts its instances": _rule("return odb", members="made = []"),
     "compares by identity": _rule("return top if odb is 257 else odb"),
     "does something while it is loaded": _rule("return odb", before="print('x')"),
+    "counts in a list that is not written as one": _rule(
+        "seen = B\nseen += (1,)\nreturn top if len(seen) == 3_000_000 else odb", before="A, *B = (1, 2)"
+    ),
+    "writes the address of a property": _rule(
+        "return min(top, odb + ('7' in self.word))",
+        members="@property\ndef half(self): return 1\nword = f'{half}'",
+    ),
+    "writes the address of a property of a choice": _rule(
+        "return min(top, odb + ('7' in f'{How.half}'))",
+        before="from enum import Enum\nclass How(Enum):\n    FEW = 1\n    @property\n    def half(self): return 1",
+    ),
+    "a fraction by an exponent": _rule(
+        "return max(odb, top ** (0 - EIGHT.bit_length()) * 0 + 1)", before="EIGHT: int = 8"
+    ),
+    "an exponent that ends like a small one": _rule("return max(odb, 2 ** (top + odb.bit_length()) % 2)"),
+    "replaces a built-in function, if": _rule("return max(odb, 1)", before="if 1:\n    def max(x, y): return x"),
+    "calls itself by a second definition": _rule(
+        "return two(odb)",
+        before="def one(n): return 1\ndef two(n): return one(n)\nif 1:\n    def one(n): return two(n) + two(n)",
+    ),
+    "a constructor of its own, if": _rule("return odb", members="if 1:\n    def __init__(self): pass"),
+    "writes as the place does": _rule("return min(top, odb + len(f'{1000:n}') % 2)"),
+    "joins truth values bit by bit": _rule("return top if (a.due_max > 3) | (a.round_max > 2) else odb"),
 }
 RIGHT = {
     "at most 64 steps": _rule("return max(1, a.due_max, min(odb, 64))"),
@@ -303,6 +326,11 @@ RIGHT = {
         "n += sum((0, 0))\nreturn max(1, a.due_max, min(n, top))",
         before="SHARES: tuple[int, ...] = (2, 3)\ndef ramp(n: int, by: int = 2) -> int:\n    more, rest = divmod(n, by)\n"
         "    return abs(-more) + (rest > 0)",
+    ),
+    "a constant that is computed": _rule(
+        "return max(1, a.due_max, min(odb, LIMIT + self.more))",
+        members="more = min(0, 1)",
+        before="LIMIT = max(3, 4)",
     ),
     "a method above": _rule("return self.go(odb)", members="def go(self, n):\n    return n if n else 1"),
     "does nothing with a product": _rule("return max(odb, min(top, odb * a.samples_min % 7))"),

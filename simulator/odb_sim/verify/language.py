@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import EllipsisType
@@ -20,7 +21,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import Offer
 from odb_sim.inputs.rules import OWN, describe_error, find_file, load_rule
 
-_VALUE, _FUNCTION, _TYPE, _METHOD = "value", "function", "type", "method"
+_VALUE, _FUNCTION, _TYPE, _METHOD, _PROPERTY = "value", "function", "type", "method", "property"
 MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     "__future__": {"annotations": _TYPE},
     "dataclasses": {"dataclass": _TYPE},
@@ -75,6 +76,18 @@ Names = dict[str, str]
 class OutsideError(Exception):
     """Something is not of the language. The message says what, and in which line."""
 
+    line: int = 0
+
+
+@contextmanager
+def _at(node: ast.AST) -> Iterator[None]:
+    """Notes the line of the innermost node in which something is not of the language."""
+    try:
+        yield
+    except OutsideError as error:
+        error.line = error.line or getattr(node, "lineno", 0)
+        raise
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
@@ -117,20 +130,19 @@ def load_judged(policy: str) -> Judged:
 def check_language(tree: ast.Module) -> None:
     """Checks a rule's file. Raises: OutsideError when something in it is not of the language."""
     known: Names = dict.fromkeys(FUNCTIONS, _FUNCTION) | dict.fromkeys(("property", *ERRORS), _TYPE)
-    line = 0
     try:
         for node in ast.walk(tree):
-            line = getattr(node, "lineno", line)
-            _check_node(node)
+            with _at(node):
+                _check_node(node)
         for statement in tree.body:
-            line = statement.lineno
-            _check_names(statement, known)
-            for name, kind in _list_defined(statement):
-                if name in known or name.startswith("__"):
-                    raise OutsideError(f"another meaning of {name}")
-                known[name] = kind
+            with _at(statement):
+                _check_names(statement, known)
+                for name, kind in _list_defined(statement, known):
+                    if name in known or name.startswith("__"):
+                        raise OutsideError(f"another meaning of {name}")
+                    known[name] = kind
     except OutsideError as error:
-        raise OutsideError(f"line {line}: {error}") from None
+        raise OutsideError(f"line {error.line}: {error}") from None
     except RecursionError:
         raise OutsideError("it is nested too deeply") from None
 
@@ -150,6 +162,10 @@ def _check_node(node: ast.AST) -> None:
             raise OutsideError(f"{'a change of ' * isinstance(context, ast.Store)}{ast.unparse(node)}")
         case ast.Subscript(ctx=ast.Store()):
             raise OutsideError(f"a change of {ast.unparse(node)}")
+        case ast.Starred(ctx=ast.Store()):
+            raise OutsideError(_TITLES[ast.List])
+        case ast.FormattedValue(format_spec=ast.expr()):
+            raise OutsideError("a format, of which some depend on the environment")
         case ast.Compare(_, operators, others):
             for operator, other in zip(operators, others, strict=True):
                 if isinstance(operator, ast.Is | ast.IsNot) and ast.unparse(other) != "None":
@@ -157,9 +173,17 @@ def _check_node(node: ast.AST) -> None:
         case ast.BinOp(_, operator, right) | ast.AugAssign(_, operator, right):
             if not isinstance(operator, _OPERATORS):
                 raise OutsideError(_TITLES.get(type(operator), f"{type(operator).__name__} of numbers"))
-            is_small = isinstance(right, ast.Constant) and right.value in range(MOST_EXPONENT + 1)
-            if isinstance(operator, _GROWING) and not is_small and not ast.unparse(right).endswith(".bit_length()"):
-                raise OutsideError(f"an exponent that is neither a constant up to {MOST_EXPONENT} nor a bit_length()")
+            match right:
+                case ast.Constant(value) if value in range(MOST_EXPONENT + 1):
+                    pass
+                case ast.Call(ast.Attribute(_, "bit_length")):
+                    pass
+                case _ if isinstance(operator, _GROWING):
+                    raise OutsideError(
+                        f"an exponent that is neither a constant up to {MOST_EXPONENT} nor a bit_length()"
+                    )
+        case ast.FunctionDef(args=given) if given.vararg or given.kwarg:
+            raise OutsideError("a function of any arguments")
         case (
             ast.arg(annotation=ast.expr() as said)
             | ast.AnnAssign(annotation=said)
@@ -167,24 +191,22 @@ def _check_node(node: ast.AST) -> None:
         ):
             if any(isinstance(part, ast.Call) for part in ast.walk(said)):
                 raise OutsideError("a computed annotation")
-        case ast.arguments() if node.vararg or node.kwarg:
-            raise OutsideError("a function of any arguments")
         case _ if not isinstance(node, _GRAMMAR):
             raise OutsideError(_TITLES.get(type(node), f"{type(node).__name__} of Python's grammar"))
 
 
-def _list_defined(statement: ast.stmt) -> Iterator[tuple[str, str]]:
+def _list_defined(statement: ast.stmt, known: Names) -> Iterator[tuple[str, str]]:
     """Yields the names that a statement of the file or of a class defines."""
     match statement:
         case ast.ImportFrom(str(module), names):
             yield from ((alias.name, MODULES[module][alias.name]) for alias in names)
         case ast.FunctionDef(name, decorator_list=decorators):
-            yield name, _VALUE if decorators else _FUNCTION
+            yield name, _PROPERTY if decorators else _FUNCTION
         case ast.ClassDef(name, bases, _, body):
             yield name, _TYPE
             if any(ast.unparse(base) == "Enum" for base in bases):
-                yield from ((f"{name}.{member}", kind) for part in body for member, kind in _list_defined(part))
-        case ast.Assign([ast.Name(name)], ast.Call()):
+                yield from ((f"{name}.{member}", kind) for part in body for member, kind in _list_defined(part, known))
+        case ast.Assign([ast.Name(name)], ast.Call(ast.Name(called))) if known.get(called) is _TYPE:
             yield name, _TYPE
         case _:
             stored = (part for part in ast.walk(statement) if isinstance(part, ast.Name))
@@ -199,8 +221,11 @@ def _check_names(node: ast.AST, known: Names, members: Names | None = None, me: 
 
     def check(*parts: ast.AST | None) -> None:
         for part in parts:
+            if isinstance(part, ast.FunctionDef | ast.ClassDef | ast.ImportFrom):
+                raise OutsideError("a definition inside a statement")
             if part is not None:
-                _check_names(part, known, members, me)
+                with _at(part):
+                    _check_names(part, known, members, me)
 
     match node:
         case ast.ClassDef() if not me:
@@ -231,7 +256,7 @@ def _check_names(node: ast.AST, known: Names, members: Names | None = None, me: 
                     raise OutsideError(f"a call of {ast.unparse(called)}")
             check(*arguments, *(option.value for option in options))
         case ast.Attribute(ast.Name(base), name) if base == me:
-            if (members or {}).get(name) is not _VALUE:
+            if (members or {}).get(name) not in (_VALUE, _PROPERTY):
                 raise OutsideError(f"{base}.{name}, which is not a value above it")
         case ast.Attribute(ast.Name(base), name) if known.get(f"{base}.{name}") is _VALUE:
             pass
@@ -239,6 +264,8 @@ def _check_names(node: ast.AST, known: Names, members: Names | None = None, me: 
             if name not in ATTRIBUTES:
                 raise OutsideError(ast.unparse(node))
             check(value)
+        case ast.BinOp(op=ast.BitOr()) | ast.AugAssign(op=ast.BitOr()):
+            raise OutsideError("BitOr of numbers")
         case ast.Name(name, ast.Load()) if known.get(name, (members or {}).get(name) if not me else None) is not _VALUE:
             raise OutsideError(f"{name}, which is not a number of the rule's or the agreement's")
         case _:
@@ -251,11 +278,12 @@ def _check_class(node: ast.ClassDef, known: Names) -> None:
     _check_types([*node.bases, *node.decorator_list], known, ("Enum", "TargetRule", "dataclass"))
     members: Names = {}
     for statement in node.body:
-        _check_names(statement, known, members)
-        for name, kind in _list_defined(statement):
-            if name in members or (name.startswith("__") and name != "__post_init__"):
-                raise OutsideError(f"another meaning of {name}")
-            members[name] = _METHOD if kind is _FUNCTION else kind
+        with _at(statement):
+            _check_names(statement, known, members)
+            for name, kind in _list_defined(statement, known):
+                if name in members or (name.startswith("__") and name != "__post_init__"):
+                    raise OutsideError(f"another meaning of {name}")
+                members[name] = _METHOD if kind is _FUNCTION else kind
 
 
 def _check_function(node: ast.FunctionDef, known: Names, members: Names | None) -> None:
@@ -269,7 +297,8 @@ def _check_function(node: ast.FunctionDef, known: Names, members: Names | None) 
     me = arguments[0] if members is not None and arguments else "a function"
     local = known | dict.fromkeys((*arguments, *stored), _VALUE) | {me: _TYPE}
     for statement in node.body:
-        _check_names(statement, local, members or {}, me)
+        with _at(statement):
+            _check_names(statement, local, members or {}, me)
 
 
 def _check_types(nodes: list[ast.expr], known: Names, allowed: tuple[str, ...]) -> None:
