@@ -125,6 +125,15 @@ def test_a_rule_with_too_many_paths_is_not_judged(monkeypatch: pytest.MonkeyPatc
     assert "more than 2 paths" in check_bounds(load_judged("odb")).skipped
 
 
+def test_a_rule_that_takes_long_to_follow_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each function calls the one above it twice, so the last one takes a million calls, and ends."""
+    monkeypatch.setattr(symbolic, "MOST_S", 0.5)
+    functions = "".join(f"def f{i}(n): return f{i - 1}(n) + f{i - 1}(n)\n" for i in range(1, 21))
+    body = "        return max(1, a.due_max) + 0 * f20(a.due_max)\n"
+    text = f"def f0(n): return n\n{functions}class Rule:\n    name = 'mine'\n    def compute_target(self, a):\n{body}"
+    assert find(text) == ("not judged", "it takes more than 0.5 s to follow it")
+
+
 def test_what_z3_finds_is_asked_of_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong `Number` refutes no rule."""
     monkeypatch.setattr(Number, "__floordiv__", lambda self, other: self - self)

@@ -8,6 +8,7 @@ which it does not hold.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Final
@@ -21,6 +22,8 @@ import z3  # noqa: E402  # the line above says how to install it
 MOST_PATHS: Final = 1_000
 LIMIT_S: Final = 20.0
 """The time for one question to Z3, in seconds. Only those about products and quotients of unknown numbers take long."""
+MOST_S: Final = 60.0
+"""The time for all paths through one computation, in seconds."""
 _MOST_BITS: Final = 4_096
 _FIELDS: Final = tuple(item.name for item in fields(Offer))
 _SMALL: Final = ("samples_max", "groups_max", "samples_min", "groups_min", "due_max", "round_max", "budget_min")
@@ -67,6 +70,12 @@ class Paths:
         self._taken: list[tuple[bool, bool]] = []
         """For each comparison of this run, its outcome, and whether the other one is still to be followed."""
         self._place = 0
+        self._end_s = time.monotonic() + MOST_S
+
+    def check_time(self) -> None:
+        """Raises: UndecidedError when all of this takes too long."""
+        if time.monotonic() > self._end_s:
+            raise UndecidedError(f"it takes more than {MOST_S:g} s to follow it")
 
     def _solve(self, *more: z3.BoolRef, limit_s: float | None = None) -> tuple[z3.CheckSatResult, z3.Solver]:
         # A new solver each time, because one that can take conditions back reasons less about products.
@@ -78,6 +87,7 @@ class Paths:
     def decide(self, condition: z3.BoolRef) -> bool:
         """Returns an outcome of a comparison that some agreement leads to, and adds it to the conditions of the path."""
         if self._place == len(self._taken):
+            self.check_time()
             can_hold, can_fail = (self._solve(one)[0] != z3.unsat for one in (condition, z3.Not(condition)))
             self._taken.append((can_hold, can_hold and can_fail))
         outcome, _ = self._taken[self._place]
@@ -122,7 +132,7 @@ class Paths:
         numbers = _read_numbers(solver)
         for name in _SMALL if is_small else ():
             low = 0
-            while low < numbers[name]:
+            while low < numbers[name] and time.monotonic() < self._end_s:
                 middle = (low + numbers[name]) // 2
                 found, solver = self._solve(*conditions, VARIABLES[name] <= middle, limit_s=1.0)
                 if found == z3.sat:
@@ -156,6 +166,7 @@ class Number:  # noqa: PLW1641  # equality is recorded, not known
         raise UndecidedError(f"it computes with {other!r}, which is not an integer")
 
     def _make(self, term: z3.ArithRef) -> Number:
+        self.paths.check_time()
         return Number(self.paths, term)
 
     def __add__(self, other: object) -> Number:
