@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import operator
+import os
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,13 +143,15 @@ def test_what_z3_finds_is_asked_of_the_rule(monkeypatch: pytest.MonkeyPatch) -> 
     assert not stage.findings and "Z3 and Python disagree" in stage.skipped
 
 
-def test_lines_that_no_agreement_leads_to_are_said(tmp_path: Path) -> None:
+def test_lines_that_no_agreement_leads_to_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rule.py"
     path.write_text(
         "class Rule:\n    name = 'mine'\n    def compute_target(self, a):\n        if a.due_max > a.groups_max:\n"
         "            return a.samples_max\n        return max(1, a.due_max)\n"
     )
-    assert "none leads to line 5" in check_bounds(load_judged(f"{path}:Rule")).ranges
+    monkeypatch.chdir(tmp_path)
+    for policy in (f"{path}:Rule", "rule.py:Rule"):
+        assert "none leads to line 5" in check_bounds(load_judged(policy)).ranges
 
 
 @pytest.mark.parametrize(
@@ -183,6 +187,26 @@ def test_a_module_of_the_current_directory_is_judged(tmp_path: Path, monkeypatch
     assert load_judged("my_rules:Rule").rule.name == "mine"
     with pytest.raises(UsageError, match="there is no module 'our_rules'"):
         load_judged("our_rules:Rule")
+
+
+def test_what_is_judged_is_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python takes a compiled file that is as long and as old as the rule's, and a module's package runs before it."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "my_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError\n")
+    text = TABLE["at most 64 steps"][1]
+    for written, is_right in (
+        (text, True),
+        (text.replace("64", " 0").replace("max(1, a.due_max", "max(0, a.due_max"), False),
+    ):
+        for path in (tmp_path / "rule.py", package / "rule.py"):
+            path.write_text(written)
+            os.utime(path, (1e9, 1e9))
+        load_rule("rule.py:Rule")  # writes what it compiled
+        for policy in ("rule.py:Rule", "my_package.rule:Rule"):
+            assert bool(check_bounds(load_judged(policy)).findings) is not is_right
 
 
 @given(st.text("abcdefg()[]{}=:., \n_+*@", max_size=60))

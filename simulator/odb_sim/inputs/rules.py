@@ -7,9 +7,11 @@ import importlib.util
 import inspect
 import sys
 import sysconfig
+from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
 from importlib import resources
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -21,17 +23,18 @@ OWN: Final = ":"
 """Occurs in the name of a user's rule: ``module:name`` or ``path.py:name``."""
 
 
-def load_rule(name: str) -> TargetRule:
+def load_rule(name: str, load: Callable[[str], ModuleType] | None = None) -> TargetRule:
     """Returns the rule called ``name``: a shipped one, ``module:attribute`` or ``path.py:attribute``.
 
-    The attribute is a rule, or a class that makes one. The current directory is searched for modules last.
+    The attribute is a rule, or a class that makes one. The current directory is searched for modules last. ``load`` returns the
+    module instead of `import_named`.
     Raises: UsageError when there is no such rule.
     """
     module_name, colon, attribute = name.rpartition(OWN)
     if not colon:
         return get_rule(name)
     try:
-        module = import_named(module_name)
+        module = (load or import_named)(module_name)
     except (Exception, SystemExit) as error:  # anything the module may do wrong while it is loaded
         raise UsageError(f"rule {name!r}: cannot import {module_name!r}: {describe_error(error)}") from error
     try:
@@ -127,11 +130,14 @@ def import_named(module_name: str) -> ModuleType:
 
 
 def find_file(module_name: str) -> str:
-    """Returns the file of a module, which is not run (but packages that hold it are). Raises: any error, if there is none."""
+    """Returns the file of a module. Neither it nor a package that holds it is run. Raises: any error, if there is none."""
     if module_name.endswith(".py"):
         return module_name
     _search_here()
-    spec = importlib.util.find_spec(module_name)
+    package, *parts = module_name.split(".")
+    spec = importlib.util.find_spec(package)
+    for part in parts:
+        spec = spec and PathFinder.find_spec(part, spec.submodule_search_locations or ())
     if spec is None or spec.origin is None:
         raise ImportError(f"there is no module {module_name!r}")
     return spec.origin

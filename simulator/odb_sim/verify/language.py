@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import EllipsisType
+from types import EllipsisType, ModuleType
 from typing import Final
 
 from odb_ref.core.batching.rules import TargetRule
@@ -124,7 +125,15 @@ def load_judged(policy: str) -> Judged:
         SystemExit,
     ) as error:  # no such file, no Python, or a package that does anything when it is imported
         raise UsageError(f"rule {policy!r}: cannot read its file: {describe_error(error)}") from None
-    return Judged(policy=policy, rule=load_rule(policy), path=path, tree=tree)
+    return Judged(policy=policy, rule=load_rule(policy, lambda _: _run(tree, str(path))), path=path, tree=tree)
+
+
+def _run(tree: ast.Module, path: str) -> ModuleType:
+    """Returns the module of just what was read: Python might take other code that it compiled before, or run a package."""
+    module = ModuleType(f"_odb_rule_{Path(path).stem}")
+    sys.modules[module.__name__] = module  # dataclasses look it up
+    exec(compile(tree, path, "exec", dont_inherit=True), vars(module))
+    return module
 
 
 def check_language(tree: ast.Module) -> None:
