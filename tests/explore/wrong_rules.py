@@ -83,6 +83,27 @@ NAMED = {
         before="from enum import Enum\nclass How(Enum):\n    FEW = 1\n    ALL = 2",
         members="how: How = How.FEW",
     ),
+    "a zero that its name shows as the default": _rule(
+        "return min(top, odb + self.more)",
+        name="",
+        members="more: int = 5\n@property\ndef name(self): return f'mine-{self.more or 5}'",
+    ),
+    "an option that its name shows as the default": _rule(
+        "return min(top, odb + (self.more or 0))",
+        name="",
+        members="more: int | None = 5\n@property\ndef name(self): return f'mine-{5 if self.more is None else self.more}'",
+    ),
+    "two numbers that its name joins": _rule(
+        "return min(top, odb + self.more * self.by)",
+        name="",
+        members="more: int = 1\nby: int = 12\n@property\ndef name(self): return f'mine-{self.more}{self.by}'",
+    ),
+    "another rule of its file": _rule(
+        "return min(top, odb + self.more)",
+        name="",
+        members="more: int = 3\n@property\ndef name(self): return f'mine-{self.more % 97}'",
+    )
+    + "\nSLOW = Rule(100)\n",
     "a share that its name rounds": _rule(
         "return max(odb, min(top, odb + self.share * (top - odb) // 100))",
         name="",
@@ -261,6 +282,7 @@ ESCAPES = {
     "takes a function for a number": _rule("return key(odb)", before="def key(n, go=max): return go(n, 1)"),
     "a definition in a function": _rule("def go(n):\n    return go(n)\nreturn go(odb)"),
     "an import of the shipped table": _rule("return odb", before="from odb_ref.core.batching.rules import RULES"),
+    "an import of a neighbour that is called as a library": _rule("return odb", before="from .enum import Enum"),
     "an import of everything": _rule("return odb", before="from math import *"),
     "an import under another name": _rule("return max(odb, 1)", before="from odb_ref.core.offer import NONE as max"),
     "a decorator that keeps the answers": _rule("return odb", members="@cache\ndef go(self): return 1"),

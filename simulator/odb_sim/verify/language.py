@@ -159,10 +159,10 @@ def check_language(tree: ast.Module) -> None:
 def _check_node(node: ast.AST) -> None:
     """Checks all that does not depend on what names mean."""
     match node:
-        case ast.ImportFrom(module, names):
+        case ast.ImportFrom(module, names, level):
             for alias in names:
-                if alias.name not in MODULES.get(module or "", ()) or alias.asname is not None:
-                    raise OutsideError(f"an import of {module}.{ast.unparse(alias)}")
+                if level or alias.name not in MODULES.get(module or "", ()) or alias.asname is not None:
+                    raise OutsideError(f"an import of {'.' * (level or 0)}{module or ''}.{ast.unparse(alias)}")
         case ast.Constant(value) if not isinstance(value, int | str | None | EllipsisType):
             raise OutsideError(f"{value!r}, which is not an integer")
         case ast.Expr(value) if not isinstance(value, ast.Constant):

@@ -128,7 +128,7 @@ def check_name(judged: Judged) -> Stage:
 
     stage = _judge("name", NAME, look)
     ranges = (
-        "of every agreement, against the shipped rules, the other classes of its file, and its own class with each parameter "
+        "of every agreement, against the shipped rules, the other rules of its file, and its own class with each parameter "
         "changed (a number by 1, and to some multiples) or two numbers at once"
     )
     return replace(stage, covered=f"{len(tried)} other rules", ranges=ranges)
@@ -147,13 +147,12 @@ def _find_difference(rule: TargetRule, other: TargetRule) -> Offer | None:
 
 
 def _iterate_others(judged: Judged) -> Iterator[tuple[str, TargetRule]]:
-    """Yields the shipped rules, the other classes of the file, and the rule with other parameters."""
+    """Yields the shipped rules, the other rules of the file, and the rule with other parameters."""
     rule, kind = judged.rule, type(judged.rule)
     yield from ((f"the shipped rule {name}", other) for name, other in RULES.items() if type(other) is not kind)
-    classes = (found for found in vars(sys.modules[kind.__module__]).values() if isinstance(found, type))
-    for other_kind in classes:
-        if other_kind.__module__ == kind.__module__ and other_kind is not kind:
-            yield from ((other_kind.__name__, other) for other in _make(other_kind))
+    for title, found in vars(sys.modules[kind.__module__]).items():
+        if found is not rule:
+            yield from ((title, other) for other in _make(found))
     made: object = rule
     if is_dataclass(made) and not isinstance(made, type):
         given = {item.name: getattr(made, item.name) for item in fields(made) if item.init and item.name != "name"}
@@ -162,11 +161,11 @@ def _iterate_others(judged: Judged) -> Iterator[tuple[str, TargetRule]]:
             yield from ((f"the rule with {title}", other) for other in _make(partial(replace, made, **change)))
 
 
-def _make(make: Callable[[], object]) -> Iterator[TargetRule]:
-    """Yields the rule, unless it is refused or is not a rule."""
+def _make(found: object) -> Iterator[TargetRule]:
+    """Yields the rule that is found or made, unless it is refused, is not a rule, or its name cannot be computed."""
     with suppress(Exception):
-        made = make()
-        if isinstance(made, TargetRule):
+        made = found() if isinstance(found, type | partial) else found
+        if isinstance(made, TargetRule) and made.name:  # from Python 3.12 on the first does not compute the name
             yield made
 
 

@@ -8,7 +8,7 @@ from itertools import combinations
 
 
 def iterate_changes(given: Mapping[str, object], words: Sequence[str]) -> Iterator[Mapping[str, object]]:
-    """Yields other values of one of the parameters, or of two at once, in case a name holds only their sum."""
+    """Yields other values of one of the parameters, or of two at once, in case a name joins them or holds only their sum."""
     for name, value in given.items():
         yield from ({name: other} for other in _iterate_others(value, words))
     for one, two in combinations(given, 2):
@@ -21,7 +21,7 @@ def _iterate_others(value: object, words: Sequence[str]) -> Iterator[object]:
         case bool():
             yield not value
         case int():
-            near = (value + 1, value * 2 + 1, value - 1, value // 2, value * 1_000, -value)
+            near = (value + 1, value * 2 + 1, value - 1, value // 2, value * 1_000, -value, 0, None)
             yield from (other for other in dict.fromkeys(near) if other != value)
         case enum.Enum():
             yield from (item for item in type(value) if item is not value)
@@ -42,3 +42,5 @@ def _iterate_pairs(one: object, two: object) -> Iterator[tuple[object, object]]:
         yield two, one
     if isinstance(one, int) and isinstance(two, int) and not isinstance(one, bool):
         yield from ((one + 1, two - 1), (one - 1, two + 1))
+        if (digits := f"{one}{two}").isdecimal():
+            yield from ((int(digits[:place]), int(digits[place:])) for place in range(1, len(digits)))
