@@ -354,6 +354,9 @@ RIGHT = {
         members="more = min(0, 1)",
         before="LIMIT = max(3, 4)",
     ),
+    "numbers that cannot be written": _rule(
+        "return odb", members="more: int = ((2**64) ** 64) ** 8\nby: int = ((2**64) ** 64) ** 8"
+    ),
     "a method above": _rule("return self.go(odb)", members="def go(self, n):\n    return n if n else 1"),
     "does nothing with a product": _rule("return max(odb, min(top, odb * a.samples_min % 7))"),
 }

@@ -157,7 +157,7 @@ def _iterate_others(judged: Judged) -> Iterator[tuple[str, TargetRule]]:
     if is_dataclass(made) and not isinstance(made, type):
         given = {item.name: getattr(made, item.name) for item in fields(made) if item.init and item.name != "name"}
         for change in iterate_changes(given, words=_list_words(judged.tree)):
-            title = ", ".join(f"{name}={value!r}" for name, value in change.items())
+            title = ", ".join(f"{name}={describe_given(value)}" for name, value in change.items())
             yield from ((f"the rule with {title}", other) for other in _make(partial(replace, made, **change)))
 
 

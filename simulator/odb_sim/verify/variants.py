@@ -42,5 +42,5 @@ def _iterate_pairs(one: object, two: object) -> Iterator[tuple[object, object]]:
         yield two, one
     if isinstance(one, int) and isinstance(two, int) and not isinstance(one, bool):
         yield from ((one + 1, two - 1), (one - 1, two + 1))
-        if (digits := f"{one}{two}").isdecimal():
+        if max(abs(one), abs(two)) < 10**18 and (digits := f"{one}{two}").isdecimal():  # Python writes no huge number
             yield from ((int(digits[:place]), int(digits[place:])) for place in range(1, len(digits)))
