@@ -355,7 +355,8 @@ RIGHT = {
         before="LIMIT = max(3, 4)",
     ),
     "numbers that cannot be written": _rule(
-        "return odb", members="more: int = ((2**64) ** 64) ** 8\nby: int = ((2**64) ** 64) ** 8"
+        "return odb",
+        members="more: int = ((((2**64) ** 4) ** 4) ** 4) ** 4\nby: int = ((((2**64) ** 4) ** 4) ** 4) ** 4",
     ),
     "a method above": _rule("return self.go(odb)", members="def go(self, n):\n    return n if n else 1"),
     "does nothing with a product": _rule("return max(odb, min(top, odb * a.samples_min % 7))"),

@@ -286,3 +286,6 @@ class Truth(Number):
 
     def __bool__(self) -> bool:
         return self.paths.decide(self.condition)
+
+    def __index__(self) -> int:
+        return int(bool(self))
