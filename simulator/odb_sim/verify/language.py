@@ -122,10 +122,7 @@ def load_judged(policy: str) -> Judged:
         raise UsageError(
             f"rule {policy!r}: {error}. A rule is judged if it computes with integers alone: docs/howto/target-rule.md says how"
         ) from None
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # no such file, no Python, or a package that does anything when it is imported
+    except Exception as error:  # no such file, or not Python
         raise UsageError(f"rule {policy!r}: cannot read its file: {describe_error(error)}") from None
     return Judged(policy=policy, rule=load_rule(policy, lambda _: _run(tree, str(path))), path=path, tree=tree)
 

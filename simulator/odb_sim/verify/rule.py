@@ -121,9 +121,8 @@ def check_name(judged: Judged) -> Stage:
             tried.append(title)
             if other.name == rule.name and (case := _find_difference(rule, other)) is not None:
                 ours, theirs = ask(rule, case), ask(other, case)
-                return _find(
-                    NAME, f"{title} is called {rule.name!r} too, and answers {theirs} in place of {ours}", case
-                )
+                told = f"{title} is called {rule.name!r} too, and answers {theirs} in place of {ours}"
+                return _find(NAME, told if ours != theirs else "", case)
         return None
 
     stage = _judge("name", NAME, look)
