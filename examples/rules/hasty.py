@@ -1,10 +1,11 @@
 """A target rule that is subtly wrong: it leaves its bounds on a few agreements only.
 
     odb-ref verify --policy examples/rules/hasty.py:HastyRule
+    odb-ref explore --policy examples/rules/hasty.py:HastyRule --shard-sizes 3,1 --lengths 9 --token-budget 9 --window 3
 
-refutes it. The idea sounds reasonable: a rank that is about to run dry will idle, so hurry while it still has samples.
-But if every group of the fullest rank is already a single sample, one step more than groups is one step more than any rank
-has samples for: a step that is idle on every rank.
+The first refutes it, and the second shows how two ranks come to that. The idea sounds reasonable: a rank that is about to
+run dry will idle, so hurry while it still has samples. But if every group of the fullest rank is already a single sample, one
+step more than groups is one step more than any rank has samples for: a step that is idle on every rank.
 """
 
 from __future__ import annotations

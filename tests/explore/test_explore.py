@@ -21,7 +21,7 @@ from odb_sim.explore.scenario import Scenario, compute_scenario, read_scenario, 
 from odb_sim.explore.search import Search, explore, make_space
 from odb_sim.explore.suites import FULL, SMALL
 from odb_sim.explore.world import Action, Space, World, decode
-from odb_sim.verify.stages import MOST_STATES
+from odb_sim.verify.core_worlds import MOST_STATES
 
 from odb_ref.core.batching.rules import OdbRule
 from odb_ref.core.config import Config

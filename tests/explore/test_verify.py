@@ -21,12 +21,12 @@ from odb_sim.explore.sampling import Sampled, run_random_schedule, shrink
 from odb_sim.explore.scenario import read_scenario
 from odb_sim.explore.search import explore
 from odb_sim.inputs.rules import load_rule
-from odb_sim.verify import stages, symbolic
+from odb_sim.inputs.scattered import ScatteredRule
+from odb_sim.verify import symbolic
 from odb_sim.verify.language import OutsideError, check_language, load_judged
 from odb_sim.verify.rule import check_bounds
-from odb_sim.verify.stages import PROPERTIES, Finding, Stage
 from odb_sim.verify.symbolic import Number, Paths, Truth
-from odb_sim.verify.verdict import compute_verdicts
+from odb_sim.verify.verdict import OF_THE_WORLD, Finding, Stage, compute_verdicts
 
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.errors import UsageError
@@ -46,7 +46,10 @@ def test_a_wrong_rule_is_refuted_or_refused_and_a_right_one_is_not(title: str) -
         assert f"{Path('rule.py')}:Rule': line " in str(found)
 
 
-@pytest.mark.parametrize("policy", [*RULES, EAGER])
+SCATTERED = f"{ScatteredRule.__module__}:{ScatteredRule.__name__}"
+
+
+@pytest.mark.parametrize("policy", [*RULES, EAGER, SCATTERED])
 def test_a_right_rule_is_proved_to_stay_within_its_bounds(policy: str) -> None:
     stage = check_bounds(load_judged(policy))
     assert not stage.findings and not stage.skipped and "by a proof" in stage.ranges
@@ -245,50 +248,42 @@ def test_a_stage_that_found_something_is_no_evidence_for_the_rest() -> None:
     finding = Finding(property="ALIGN", detail="", case="")
     done = [
         Stage(name="bounds", covered="", properties=("RULE-BOUNDS",), seconds=0, findings=()),
-        Stage(name="exploration", covered="", properties=PROPERTIES, seconds=0, findings=(finding,)),
+        Stage(name="exploration", covered="", properties=("ALIGN", "COVER"), seconds=0, findings=(finding,)),
     ]
     verdicts = compute_verdicts(done)
     assert verdicts["ALIGN"] == ("VIOLATED", "exploration")
     assert verdicts["RULE-BOUNDS"] == ("holds", "bounds")
     assert verdicts["COVER"] == ("not judged", "")
+    assert "DEAL" not in verdicts and compute_verdicts(done, ["DEAL"])["DEAL"] == ("not judged", "")
 
 
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes stages few and small, which is enough to test the command's own behaviour."""
-    monkeypatch.setattr(
-        stages, "SMALL", {"three": Bounds(lengths=((9, 9, 9), (9,)), budget_tokens=9, window_samples=3)}
-    )
-    monkeypatch.setattr(stages.run_random_worlds, "__kwdefaults__", {"worlds": 4, "limit_s": 60.0})
-    monkeypatch.setattr(stages, "TRACES", ("gsm8k",))
-    monkeypatch.setattr(stages, "SAMPLES", 200)
-
-
-@pytest.mark.usefixtures("short")
 def test_a_right_rule_passes(capsys: pytest.CaptureFixture[str]) -> None:
     data = get_figures(["verify", "--policy", EAGER])
     printed = capsys.readouterr().out
-    assert "VIOLATED" not in printed
     assert f"odb-ref compare mm_mix_real --policy standard,odb,{EAGER}" in printed.splitlines()[-1]
     assert "holds for:" in printed and "not checked:" in printed
-    assert "half of them in round" in " ".join(printed.split())  # it is broken into lines
+    assert f"so {', '.join(OF_THE_WORLD)} hold" in " ".join(printed.split())  # it is broken into lines
     assert data["ok"] and data["name"] == "eager"
-    assert {entry["verdict"] for entry in data["properties"].values()} == {"holds"}
-    assert set(data["properties"]) == set(PROPERTIES)
+    assert data["properties"] == {
+        "RULE-PURE": {"verdict": "holds", "by": "language"},
+        "RULE-BOUNDS": {"verdict": "holds", "by": "bounds"},
+        "RULE-NAME": {"verdict": "holds", "by": "name"},
+    }
 
 
-@pytest.mark.usefixtures("short")
-def test_a_wrong_rule_is_refuted_with_a_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_rule_is_refuted_and_a_world_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved, figures = tmp_path / "found.json", tmp_path / "verdict.json"
-    assert main(["verify", "--policy", HASTY, "--save", str(saved), "--json", str(figures)]) == 1
+    assert main(["verify", "--policy", HASTY, "--json", str(figures)]) == 1
     printed = capsys.readouterr().out
     data = json.loads(figures.read_text(encoding="utf-8"))
     assert data["properties"]["RULE-BOUNDS"]["verdict"] == "VIOLATED" and "RULE-BOUNDS is violated" in printed
+    assert "ALIGN" not in printed
+    world = ["--shard-sizes", "3,1", "--lengths", "9", "--token-budget", "9", "--window", "3"]
+    assert main(["explore", "--policy", HASTY, *world, "--save", str(saved)]) == 1
     assert read_scenario(saved).rule == HASTY
     assert main(["explore", "--replay", str(saved)]) == 1
 
 
-@pytest.mark.usefixtures("short")
 def test_what_z3_does_not_decide_is_not_judged(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,7 @@ from odb_sim.cli.main import main
 from odb_sim.explore.weights import WeightJudge
 from odb_sim.verify import core_copy
 from odb_sim.verify.core_copy import verify_core
-from odb_sim.verify.stages import OF_THE_WORLD, Finding, Stage
-from odb_sim.verify.verdict import compute_verdicts
+from odb_sim.verify.verdict import OF_THE_WORLD, Finding, Stage, compute_verdicts
 
 from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.effects import Deliver

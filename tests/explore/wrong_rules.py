@@ -8,7 +8,7 @@ from textwrap import indent
 
 from odb_sim.verify.language import load_judged
 from odb_sim.verify.rule import check_bounds, check_name
-from odb_sim.verify.stages import Finding
+from odb_sim.verify.verdict import Finding
 
 from odb_ref.core.errors import UsageError
 

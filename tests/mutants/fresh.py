@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from odb_sim.verify.core_copy import refute_core
+from odb_sim.verify import core_copy
 
 import odb_ref.core
 from tests.mutants.defects import Defect, read_defects
@@ -37,7 +37,10 @@ def plant(defect: Defect, folder: Path) -> Path:
 def refute(defect: Defect) -> Iterator[tuple[str, str]]:
     """Yields the first stage that refutes the defect, after the stages that could not be judged."""
     with tempfile.TemporaryDirectory() as folder:
-        for stage in refute_core(plant(defect, Path(folder))):
+        work = Path(folder)
+        core_copy._copy_repository(work, plant(defect, work / "planted"))
+        for run_stage in core_copy._list_stages(work, 0, time.monotonic() + core_copy.LIMIT_S):
+            stage = run_stage()
             if stage.findings:
                 yield stage.name, f"{stage.findings[0].property}: {stage.findings[0].detail}"
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +38,7 @@ DESCRIPTION: Final = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    text = "several explorations in one go; other options are ignored"
+    text = "several explorations in one go; of the other options --policy applies to them"
     parser.add_argument("--suite", choices=sorted(SUITES), help=text)
     add_number(parser, "--ranks", "N", "number of ranks (default: that of --shard-sizes, or 2)")
     text = "samples of each rank (default: 3,1 and so on)"
@@ -48,8 +49,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--window", "K", "samples of a window", 2)
     add_number(parser, "--depth", "D", "steps the queue holds", 1)
     add_terms(parser, Bounds)
-    text = "odb, paper, module:name or path.py:name, a rule that odb-ref verify can judge"
-    parser.add_argument("--policy", default="odb", metavar="RULE", help=text)
+    text = "odb, paper, module:name or path.py:name, a rule that odb-ref verify can judge (odb; in a suite various)"
+    parser.add_argument("--policy", metavar="RULE", help=text)
     add_number(parser, "--failures", "N", "reads or collations that may fail", 0)
     add_number(parser, "--stops", "N", "consumers that may leave early", 0)
     add_number(parser, "--losses", "N", "processes that may be killed", 0)
@@ -88,8 +89,12 @@ def run_command(options: argparse.Namespace) -> int:
         if options.suite is not None:
             raise UsageError("--graph writes the graph of one exploration: leave out --suite")
     if options.suite is not None:
-        return _run_all(options, SUITES[options.suite])
-    return _run_all(options, {"": _get_bounds(options, _load_rule(options.policy))})
+        suite = SUITES[options.suite]
+        if options.policy is not None:
+            rule = _load_rule(options.policy)
+            suite = {name: replace(bounds, rule=rule) for name, bounds in suite.items()}
+        return _run_all(options, suite)
+    return _run_all(options, {"": _get_bounds(options, _load_rule(options.policy or "odb"))})
 
 
 def _load_rule(name: str) -> TargetRule:
@@ -165,8 +170,7 @@ def _run_all(options: argparse.Namespace, suite: Mapping[str, Bounds]) -> int:
         print("\n".join(_summarize(name, result)))
         entry: dict[str, object] = {"name": name, **_to_json(result)}
         if result.counterexample is not None:
-            rule = None if options.suite is not None else options.policy
-            scenario = compute_scenario(bounds, result.counterexample, rule)
+            scenario = compute_scenario(bounds, result.counterexample, options.policy)
             _print_counterexample(scenario)
             write_scenario(options.save, scenario)
             print(f"saved; replay with: odb-ref explore --replay {options.save}")

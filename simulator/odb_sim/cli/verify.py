@@ -16,16 +16,15 @@ from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.reports.terminal import show_progress
 from odb_sim.verify.core_copy import NOT_OF_THE_CORE, verify_core
 from odb_sim.verify.language import load_judged
-from odb_sim.verify.stages import Finding, Stage, encode_stage
-from odb_sim.verify.verdict import compute_verdicts
+from odb_sim.verify.verdict import OF_THE_WORLD, Finding, Stage, compute_verdicts, encode_stage
 
-HELP: Final = "judge a target rule or a changed core by its bounds, every interleaving, random worlds and real traces"
+HELP: Final = "judge a target rule by proof, or a changed core by its tests, worlds, model and proofs"
 DESCRIPTION: Final = (
-    "Judges the protocol with a target rule, your own or a shipped one, or with a changed copy of the "
-    "core. Proves that a rule, which must be integer arithmetic, stays within its bounds. Prints a verdict for each property, "
-    "as far as it was checked, what was not checked, and a case of each violation: a small one for a rule, for a core the "
-    "first, made smaller if possible. Exit status: 0 everything holds, 1 something does not, 2 no such rule or core, or a rule "
-    "that cannot be judged, 3 something was not judged, and nothing refuted."
+    "Judges the protocol with a target rule, your own or a shipped one, or with a changed copy of the core. Proves that a "
+    "rule, which must be integer arithmetic, stays within its bounds; all else is proved for every such rule. Tries a core "
+    "on worlds, tests and models. Prints a verdict for each property, as far as it was checked, what was not checked, and a "
+    "case of each violation. Exit status: 0 everything holds, 1 something does not, 2 no such rule or core, or a rule that "
+    "cannot be judged, 3 something was not judged, and nothing refuted."
 )
 
 
@@ -34,9 +33,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--policy", default="odb", metavar="P", help="odb, paper, module:name or path.py:name (odb)")
     what.add_argument("--core", type=Path, metavar="DIR", help="a changed copy of odb_ref/core, instead of a rule")
-    add_number(parser, "--seed", "S", "seed of the random worlds and workloads", 0)
+    add_number(parser, "--seed", "S", "seed of a core's random worlds and workloads", 0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdict as JSON")
-    add_save(parser, "save a schedule that refutes the rule to this file, for odb-ref explore --replay")
+    add_save(parser, "save a schedule that refutes the core to this file, for odb-ref explore --replay")
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -48,15 +47,22 @@ def run_command(options: argparse.Namespace) -> int:
     if options.core is not None:
         print(f"core {options.core}")
         stages = _show(verify_core(options.core, seed=options.seed))
-        return _conclude(options, stages, {"core": str(options.core)}, NOT_OF_THE_CORE)
+        asked = {"core": str(options.core), "seed": options.seed}
+        return _conclude(options, stages, compute_verdicts(stages, OF_THE_WORLD), asked, NOT_OF_THE_CORE)
     try:
         from odb_sim.verify.rule import NOT_LOOKED_AT, verify
     except ModuleNotFoundError as error:  # a core is verified without Z3
         raise UsageError(str(error)) from None
     judged = load_judged(options.policy)
     print(f"rule {judged.rule.name!r} ({options.policy})")
-    stages = _show(verify(judged, seed=options.seed))
-    return _conclude(options, stages, {"rule": options.policy, "name": str(judged.rule.name)}, NOT_LOOKED_AT)
+    stages = _show(verify(judged))
+    asked = {"rule": options.policy, "name": str(judged.rule.name)}
+    status = _conclude(options, stages, compute_verdicts(stages), asked, NOT_LOOKED_AT)
+    if status == 0:
+        _print_item("", f"so {', '.join(OF_THE_WORLD)} hold, as proofs/README.md states them for every such rule")
+        policies = ",".join(dict.fromkeys(("standard", "odb", options.policy)))
+        print(f"how good the rule is: odb-ref compare mm_mix_real --policy {policies}")
+    return status
 
 
 def _show(stages: Iterator[Stage]) -> list[Stage]:
@@ -73,11 +79,12 @@ def _show(stages: Iterator[Stage]) -> list[Stage]:
 
 
 def _conclude(
-    options: argparse.Namespace, stages: Sequence[Stage], asked: Mapping[str, str], unseen: Sequence[str]
+    options: argparse.Namespace,
+    stages: Sequence[Stage],
+    verdicts: Mapping[str, tuple[str, str]],
+    asked: Mapping[str, object],
+    unseen: Sequence[str],
 ) -> int:
-    verdicts = compute_verdicts(stages)
-    if "core" in asked:
-        verdicts = {key: value for key, value in verdicts.items() if not key.startswith("RULE-") or value[1]}
     print()
     for key, (word, where) in verdicts.items():
         said = f"{'by' if word == 'not shown' else 'in'} {where}" if where else ""
@@ -100,15 +107,10 @@ def _conclude(
     saved = 0
     for finding in findings:
         saved += finding.scenario is not None
-        _print(
-            finding,
-            asked.get("core"),
-            options.save if saved < 2 else options.save.with_stem(f"{options.save.stem}-{saved}"),
-        )
+        _print(finding, options.save if saved < 2 else options.save.with_stem(f"{options.save.stem}-{saved}"))
     if options.json is not None:
         payload: dict[str, object] = {
             **asked,
-            "seed": options.seed,
             "ok": not findings and not unjudged,
             "not_judged": unjudged,
             "properties": {key: {"verdict": word, "by": where} for key, (word, where) in verdicts.items()},
@@ -124,9 +126,6 @@ def _conclude(
         print(f"\nnot judged: {', '.join(unjudged)}{remedies}")
         return 3
     print("\neverything holds, as far as it was checked")
-    if "rule" in asked:
-        policies = ",".join(dict.fromkeys(("standard", "odb", asked["rule"])))
-        print(f"how good the rule is: odb-ref compare mm_mix_real --policy {policies}")
     return 0
 
 
@@ -136,7 +135,7 @@ def _print_item(name: str, text: str) -> None:
     print(textwrap.fill(text, width, initial_indent=head, subsequent_indent=" " * len(head)))
 
 
-def _print(finding: Finding, core: str | None, path: Path) -> None:
+def _print(finding: Finding, path: Path) -> None:
     print(f"\n{finding.property} is violated: {finding.detail}\n  in {finding.case}")
     if finding.scenario is None:
         return
@@ -145,10 +144,7 @@ def _print(finding: Finding, core: str | None, path: Path) -> None:
     ):
         print(f"  {number:4}  {action}")
     write_scenario(path, finding.scenario)
-    if core is None:
-        print(f"  saved; replay with: odb-ref explore --replay {path}")
-    else:
-        print(f"  saved to {path}; odb-ref explore --replay shows what the shipped core does there")
+    print(f"  saved to {path}; odb-ref explore --replay shows what the shipped core does there")
 
 
 _NOT_SHOWN: Final = (

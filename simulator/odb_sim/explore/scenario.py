@@ -160,8 +160,9 @@ def _step(space: Space, world: World, action: Action, number: int, *, is_last: b
 
 
 def compute_scenario(bounds: Bounds, counterexample: Counterexample, rule: str | None = None) -> Scenario:
-    """Returns the counterexample as a scenario. ``rule`` is as in `Scenario`, by default the name of a shipped rule."""
-    name = rule or (bounds.rule.name if bounds.rule.name in RULES else "odb")
+    """Returns the counterexample as a scenario. ``rule`` is as in `Scenario`, by default where the rule's class is found."""
+    kind = type(bounds.rule)
+    name = rule or (bounds.rule.name if bounds.rule.name in RULES else f"{kind.__module__}:{kind.__name__}")
     return Scenario(
         bounds=bounds,
         schedule=counterexample.schedule,

@@ -10,6 +10,7 @@ from odb_ref.core.batching.rules import PaperRule
 from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.types import Mode
 from odb_sim.explore.bounds import Bounds, compute_lengths
+from odb_sim.inputs.scattered import ScatteredRule
 
 
 def _mixed(*shards: int) -> tuple[tuple[int, ...], ...]:
@@ -23,6 +24,9 @@ def _single(*shards: int) -> tuple[tuple[int, ...], ...]:
 SMALL: Final[dict[str, Bounds]] = {
     "one rank": Bounds(lengths=_mixed(4), failures=1, stops=1, losses=1),
     "uneven": Bounds(lengths=_mixed(5, 2)),
+    "a rule without sense": Bounds(
+        lengths=_single(5, 3), budget_tokens=1, window_samples=3, stops=1, rule=ScatteredRule()
+    ),
     "empty shard": Bounds(lengths=_mixed(3, 0), failures=1, stops=1),
     "depth 1, failures and stops": Bounds(lengths=_mixed(3, 1), failures=2, stops=2),
     "depth 2, failures and stops": Bounds(lengths=_mixed(4, 2), failures=2, stops=2, depth_steps=2),

@@ -24,7 +24,7 @@ from typing import Final
 
 import odb_ref
 from odb_ref.core.errors import UsageError
-from odb_sim.verify.stages import OF_THE_WORLD, Finding, Stage, decode_stage
+from odb_sim.verify.verdict import OF_THE_WORLD, Finding, Stage, decode_stage
 
 LIMIT_S: Final = 570.0
 """The most seconds for all stages together."""
@@ -148,18 +148,6 @@ def verify_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Itera
             futures = [lanes.submit(stage) for stage in _list_stages(work, seed, deadline)]
             for future in futures:
                 yield future.result()
-
-
-def refute_core(core: Path) -> Iterator[Stage]:
-    """Yields the stages one by one, up to the first that refutes the core: for a wrong core faster than `verify_core`."""
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        _copy_repository(work, core)
-        for make in _list_stages(work, 0, time.monotonic() + LIMIT_S):
-            stage = make()
-            yield stage
-            if stage.findings:
-                return
 
 
 def _list_stages(work: Path, seed: int, deadline: float) -> list[Callable[[], Stage]]:
