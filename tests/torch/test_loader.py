@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 import warnings
 from functools import partial
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from odb_ref.core.effects import OutcomeKind
 from odb_ref.torch import Batching, ODBDataLoader, UsageError
 from tests.torch import data
 from tests.torch.data import Numbers, make_sample, take
@@ -229,14 +231,17 @@ def test_steps_are_the_batches_with_what_belongs_to_them() -> None:
         assert [batch["numbers"] for batch in loader] == found
 
 
-def test_dropping_the_steps_leaves_the_epoch() -> None:
-    """Checks: STOP."""
-    with make_loader(Numbers(0, 600)) as loader:
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_dropping_the_steps_leaves_the_epoch(num_workers: int) -> None:
+    """Checks: STOP. A process alone has no thread for an exchange."""
+    with make_loader(Numbers(0, 600), num_workers=num_workers) as loader:
         for _, info in loader.steps():
             if info.step == 2:
                 break
         side = loader._delivery
+        assert not {"odb-exchange", "odb-links"} & {thread.name for thread in threading.enumerate()}
         assert side.wait(10)
+        assert side.driver.state.outcome.kind is OutcomeKind.STOPPED
 
 
 def test_epoch_and_seed_are_integers_of_any_library() -> None:

@@ -262,6 +262,9 @@ class Wire(Exchange):
     def post(self, post: Any, failure: str = "", note: str = "") -> None:
         self.posts.append(post)
 
+    def take_answer(self) -> None:
+        """The test answers."""
+
 
 def make_agreement(round_: int, **changed: int) -> Offer:
     return make_offer(round_, CONFIG.fingerprint, samples_max=2, groups=2, **changed)

@@ -239,8 +239,8 @@ class EpochDriver:
                 return  # an effect caused this event; the event being handled is finished first
             self._is_handling = True
             try:
-                while self._events and self.defect is None:
-                    self._handle(self._events.popleft())
+                while self.defect is None and (due := self._take_event()) is not None:
+                    self._handle(due)
             except BaseException as error:  # an event is half handled: the other ranks must not wait for the rest
                 self._break(error)
                 if not isinstance(error, Exception):
@@ -248,6 +248,10 @@ class EpochDriver:
             finally:
                 self._is_handling = False
                 self.condition.notify_all()
+
+    def _take_event(self) -> Event | _Begin | None:
+        """Returns the next event. In a process that is alone an answer is one, once what came before it is handled."""
+        return self._events.popleft() if self._events else self.exchange.take_answer()
 
     def _handle(self, event: Event | _Begin) -> None:
         if isinstance(event, _Begin):

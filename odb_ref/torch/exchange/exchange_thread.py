@@ -1,4 +1,5 @@
-"""The exchange: one thread per loader that carries out the posts of one rank, and keeps the ranks in touch in between.
+"""The exchange: one thread per loader that carries out the posts of one rank, and keeps the ranks in touch in between. A
+process alone needs no such thread.
 
 A rank that has nothing to post yet still takes part, at least every ``TICK_S``, and says so. An agreement is valid only when
 every rank has posted; until then each collective is a *tick*. Ticks carry news that must not wait for a slow trainer: some rank
@@ -47,6 +48,8 @@ class Exchange:
         self.roster = transport.roster
         self.run = transport.run
         self.identity = identity
+        self._is_alone = len(self.roster.processes) == 1
+        """True if no other process takes part, so that a post is answered by `take_answer` and no thread is needed."""
         self._timeout_s = timeout_s
         self._condition = threading.Condition()
         self._post: Post | None = None
@@ -82,7 +85,7 @@ class Exchange:
             self._submit, self._post, self._is_urgent = submit, None, False
             self._describe, self._missing, self._failed_s = describe, None, None
             end = self._end
-            if end is None and self._thread is None:
+            if end is None and self._thread is None and not self._is_alone:
                 add(self._wait)
                 self._thread = threading.Thread(target=self._run, name="odb-exchange", daemon=True)
                 self._thread.start()
@@ -110,6 +113,15 @@ class Exchange:
         with self._condition:
             self._is_urgent = self._submit is not None
             self._condition.notify_all()
+
+    def take_answer(self) -> Event | None:
+        """Returns the answer to the last post if no other process takes part, otherwise None."""
+        transport, post = self._transport, self._post
+        if not self._is_alone or transport is None or post is None:
+            return None
+        answer = self._compute_answer(transport, post)
+        self._post = None
+        return answer
 
     def finish(self) -> None:
         """Ends an epoch on this rank."""
@@ -243,6 +255,20 @@ class Exchange:
 
     def _exchange(self, transport: Transport) -> None:
         post = self._wait_for_post()
+        answer = self._compute_answer(transport, post)
+        if answer is None:
+            return
+        with self._condition:
+            if self._post is post:
+                self._post = None
+            submit = self._submit
+            self._missing = self._crossed_s = None
+        transport.links.ask(None)
+        if submit is not None:
+            submit(answer)
+
+    def _compute_answer(self, transport: Transport, post: Post | None) -> Event | None:
+        """Returns the answer to a post, or None if some process has not posted yet."""
         began = time.monotonic()
         match post:
             case PostCounts(counts, wanted):
@@ -253,20 +279,13 @@ class Exchange:
             case PostOffer() | None:
                 agreement = self._tick(transport, post)
                 if agreement is None:
-                    return
+                    return None
                 answer = Agreed(agreement)
             case _:
                 assert_never(post)
         self.exchange_s += time.monotonic() - began
         self.exchanges += 1
-        with self._condition:
-            if self._post is post:
-                self._post = None
-            submit = self._submit
-            self._missing = self._crossed_s = None
-        transport.links.ask(None)
-        if submit is not None:
-            submit(answer)
+        return answer
 
     def _wait_for_post(self) -> Post | None:
         with self._condition:
