@@ -295,3 +295,4 @@ def test_what_z3_does_not_decide_is_not_judged(
 def test_no_such_rule_and_no_rule_to_judge_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     refuse(capsys, ["verify", "--policy", "examples/rules/none.py:Rule"])
     assert ": a change of self._last" in refuse(capsys, ["verify", "--policy", SMOOTH])
+    assert "--seed 3: has no effect on a rule" in refuse(capsys, ["verify", "--policy", EAGER, "--seed", "3"])

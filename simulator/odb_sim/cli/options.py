@@ -137,10 +137,12 @@ def add_recorded_options(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--global-batch", "N", text)
 
 
+SAVED: Final = Path("odb-counterexample.json")
+
+
 def add_save(parser: argparse.ArgumentParser, text: str) -> None:
-    """Adds the file of a counterexample, with its default after the help text."""
-    path = Path("odb-counterexample.json")
-    parser.add_argument("--save", type=Path, default=path, metavar="FILE", help=f"{text} ({path})")
+    """Adds the file of a counterexample, by default `SAVED`."""
+    parser.add_argument("--save", type=Path, default=SAVED, metavar="FILE", help=f"{text} ({SAVED})")
 
 
 def add_batch_size(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import add_number, add_save
+from odb_sim.cli.options import SAVED, add_number, add_save
 from odb_sim.explore.scenario import write_scenario
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.reports.terminal import show_progress
@@ -53,6 +53,9 @@ def run_command(options: argparse.Namespace) -> int:
         from odb_sim.verify.rule import NOT_LOOKED_AT, verify
     except ModuleNotFoundError as error:  # a core is verified without Z3
         raise UsageError(str(error)) from None
+    for flag, given, default in (("--seed", options.seed, 0), ("--save", options.save, SAVED)):
+        if given != default:
+            raise UsageError(f"{flag} {given}: has no effect on a rule, only with --core")
     judged = load_judged(options.policy)
     print(f"rule {judged.rule.name!r} ({options.policy})")
     stages = _show(verify(judged))
