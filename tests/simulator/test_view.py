@@ -273,9 +273,13 @@ def test_files_of_several_epochs_and_files_that_are_no_traces_are_refused(
         read_story([tmp_path])
     lines = write("join").read_text().splitlines()
     held = next(number for number, line in enumerate(lines) if '"kind":"collate"' in line)
-    lines[held] = re.sub(r'"positions":\[\d+', '"positions":[590', lines[held], count=1)
-    (tmp_path / "a.ndjson").write_text("\n".join(lines) + "\n")
-    with pytest.raises(UsageError, match=rf"a\.ndjson:{held + 1}: rank \d collates samples that it does not hold"):
+    for wrong in (r'"positions":[590,\2', r'"positions":[\1,\1'):  # a sample that is not there, or one twice
+        damaged = re.sub(r'"positions":\[(\d+),(\d+)', wrong, lines[held], count=1)
+        (tmp_path / "a.ndjson").write_text("\n".join([*lines[:held], damaged, *lines[held + 1 :]]) + "\n")
+        with pytest.raises(UsageError, match=rf"a\.ndjson:{held + 1}: rank \d collates samples that it does not hold"):
+            read_story([tmp_path])
+    (tmp_path / "a.ndjson").write_text(lines[0] + "\n")
+    with pytest.raises(UsageError, match=r"a\.ndjson: holds a header, and no record of any rank"):
         read_story([tmp_path])
 
 

@@ -16,6 +16,7 @@ from odb_sim.inputs.costs import (
     NO_COLLECTIVE,
     CollectiveCost,
     Costs,
+    FittedTo,
     GpuCost,
     LoaderCost,
     NetworkCost,
@@ -33,14 +34,16 @@ from odb_sim.recorded.fitting import (
     fit_apart_from_zero,
     fit_component,
     fit_values,
+    fit_with_floor,
 )
 from odb_sim.recorded.replay import replay
 from odb_sim.recorded.runs import RecordedRun, load_runs
 
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.errors import UsageError
 from tests.helpers.commands import get_figures, hear, refuse, tell
-from tests.simulator_answers.helpers import record
+from tests.simulator_answers.helpers import make_lengths, record
 
 COSTS = Costs(
     gpu=GpuCost(fixed_s=0.11, per_token_s=3e-4, per_token2_s=0),
@@ -52,9 +55,11 @@ COSTS = Costs(
 )
 
 
-def record_timed(path: Path, costs: Costs = COSTS, conditions: Conditions | None = None) -> Path:
-    even = Sharding.EVEN
-    return record(path, sharding=even, samples=450, costs=costs, conditions=conditions or Conditions())
+def record_timed(
+    path: Path, costs: Costs = COSTS, conditions: Conditions | None = None, layout: Layout = Layout.PADDED
+) -> Path:
+    even, conditions = Sharding.EVEN, conditions or Conditions()
+    return record(path, sharding=even, samples=450, costs=costs, conditions=conditions, layout=layout)
 
 
 def record_noisy(path: Path, seed: int, costs: Costs, jitter: float, samples: int = 800) -> RecordedRun:
@@ -87,9 +92,12 @@ def slow_first_steps(path: Path, steps: int, extra_s: float) -> Path:
     return path
 
 
-def test_the_costs_of_a_simulated_run_are_recovered(tmp_path: Path) -> None:
-    calibration = calibrate(load_runs([record_timed(tmp_path / "t.ndjson")]), workers=3)
+@pytest.mark.parametrize("layout", Layout)
+def test_the_costs_of_a_simulated_run_are_recovered(layout: Layout, tmp_path: Path) -> None:
+    calibration = calibrate(load_runs([record_timed(tmp_path / "t.ndjson", layout=layout)]), workers=3)
     found = calibration.costs
+    largest, longest = 2048 if layout is Layout.PACKED else 2044, int(make_lengths(450).tokens.max())
+    assert found.fitted == FittedTo(ranks=3, padded_tokens=largest, longest=longest)
     assert found.gpu.fixed_s == pytest.approx(0.15, rel=1e-3), "the collective that ends a step is part of it"
     assert found.gpu.per_token_s == pytest.approx(3e-4, rel=1e-3)
     assert found.gpu.per_token2_s == 0
@@ -247,6 +255,9 @@ def test_a_table_follows_a_device_that_no_line_describes(tmp_path: Path) -> None
             steps.compute_step_s(tokens) + COSTS.collective.fixed_s, rel=0.05
         )
     assert calibrate(load_runs([path])).costs.step_table.rows == ()
+    alike = load_runs([record(tmp_path / "alike.ndjson", lengths=Lengths("alike", *[np.full(900, 500)] * 2))])
+    with pytest.raises(UsageError, match=r"alike\.ndjson: --table: too few steps whose data was there"):
+        calibrate(alike, has_table=True)
 
 
 def test_a_trace_without_times_and_a_short_one_are_refused(tmp_path: Path) -> None:
@@ -328,6 +339,15 @@ def test_a_number_that_cannot_be_told_from_nothing_is_left_out() -> None:
     assert [item.name for item in fit.ranges] == ["alpha_s"]
     clear = TimedSpans(("alpha_s", "beta_s"), columns, columns @ np.array([1e-3, 1e-5]))
     assert fit_apart_from_zero("exchange", clear, clear, "").dropped == ()
+
+
+def test_a_least_time_that_only_some_draws_show_has_no_range() -> None:
+    tokens = np.repeat(np.arange(1, 9) * 256.0, 3)
+    seconds = np.maximum(0.1, 1e-4 * tokens) * np.random.default_rng(8).lognormal(0, 0.12, len(tokens))
+    spans = TimedSpans(("fixed_s", "per_token_s"), np.stack([np.ones(len(tokens)), tokens], axis=1), seconds)
+    assert "floor_s" in [item.name for item in compute_ranges(spans, fit_with_floor)]
+    fit = fit_apart_from_zero("step", spans, spans, "", fit_with_floor)
+    assert [item.name for item in fit.ranges] == list(fit.values) == ["fixed_s", "per_token_s"]
 
 
 def test_what_a_model_was_fitted_to_goes_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

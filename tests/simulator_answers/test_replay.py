@@ -13,6 +13,7 @@ from odb_sim.cli.main import main
 from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.conditions import Conditions, Fault, FaultKind, parse_budget_schedule
 from odb_sim.inputs.costs import Costs, GpuCost
+from odb_sim.recorded.calibrate import calibrate
 from odb_sim.recorded.replay import Replay, replay
 from odb_sim.recorded.runs import load_runs
 
@@ -195,6 +196,17 @@ def test_a_sample_with_more_costs_than_there_are_limits_is_refused(tmp_path: Pat
 
     with pytest.raises(UsageError, match="reads a sample with 1 costs, not 0"):
         load_runs([tamper(record(tmp_path / "a.ndjson"), add)])
+
+
+@pytest.mark.parametrize(("kind", "why"), [("collate", "it has not collated"), ("deliver", "was not delivered to it")])
+def test_a_step_that_comes_from_nowhere_is_refused(kind: str, why: str, tmp_path: Path) -> None:
+    def drop(lines: list[Line]) -> None:
+        line = next(line for line in lines[1:] if any(effect["kind"] == kind for effect in line["effects"]))
+        line["effects"] = [effect for effect in line["effects"] if effect["kind"] != kind]
+
+    path = tamper(record(tmp_path / "t.ndjson"), drop)
+    with pytest.raises(UsageError, match=rf"t\.ndjson.*: rank \d takes a step that {why}"):
+        calibrate(load_runs([path]))
 
 
 def test_the_command_s_exit_status_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,12 +123,15 @@ def calibrate(
     training thread read and collated when it asked for a step. That time is then part of the step, and the spans of reading
     and collating carry no information. Traces do not record how the ranks exchanged, so the caller passes ``transport``.
 
-    Raises: UsageError when a run has no times, or too few steps whose data was there in time, or all of one size (a table), or
-    only some runs accumulate steps.
+    Raises: UsageError when a run has no times, lacks a collation, or has too few steps whose data was there in time, or all of
+    one size (a table), or only some runs accumulate steps.
     """
     for run in runs:
         if not run.has_times:
             raise UsageError(f"{run.name}: the trace has no times, so there is nothing to fit a cost model to")
+        for rank in run.ranks:
+            if rank.taken_steps > len(rank.sizes):
+                raise UsageError(f"{run.name}: rank {rank.rank} takes a step that it has not collated")
     timed = [TimedRun(run, find_ends(run, global_batch), warm_up_steps) for run in runs]
     check_alike(timed)
     step, meeting = fit_steps(timed)
@@ -148,7 +151,7 @@ def calibrate(
         fitted=FittedTo(
             ranks=max(len(run.ranks) for run in runs),
             padded_tokens=max(tokens for run in runs for rank in run.ranks for tokens, _ in rank.sizes),
-            longest=max(pairs // max(1, tokens) for run in runs for rank in run.ranks for tokens, pairs in rank.sizes),
+            longest=max(rank.longest for run in runs for rank in run.ranks),
         ),
         loader=LoaderCost(workers=workers, prefetch_factor=loader.prefetch_factor, **read.values, **collate.values)
         if workers

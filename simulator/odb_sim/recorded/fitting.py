@@ -295,7 +295,8 @@ def fit_apart_from_zero(
     if dropped:
         values = dict.fromkeys(dropped, 0.0) | fitter(kept)
         fit = judge(component, values, fitted, held, held.compute_errors(values))
-    return replace(fit, ranges=ranges, dropped=dropped)
+    # A least time that only some draws show is not in the fit.
+    return replace(fit, ranges=tuple([item for item in ranges if item.name in fit.values]), dropped=dropped)
 
 
 def fit_component(

@@ -18,6 +18,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
 from odb_ref.core.types import Sample
 from odb_ref.trace.check.decode import (
+    Settings,
     get_counts,
     get_integer,
     get_kind,
@@ -91,7 +92,9 @@ class RankRecord:
     budgets: list[int] = field(default_factory=list)
     """The budget of the next round agreed on in each round; NONE if it is the configuration's."""
     sizes: list[tuple[int, int]] = field(default_factory=list)
-    """For each step: its padded tokens, and the sum of its rows' squared lengths with padding."""
+    """For each step: its padded tokens, and its row pairs, as `odb_sim.engine.batches.Batches` has them."""
+    longest: int = 0
+    """The tokens of the longest sample in any step."""
     taken_steps: int = 0
     outcome: str = ""
     """How the epoch ended; empty if the record breaks off."""
@@ -214,7 +217,7 @@ def _load_run(job: Sequence[Stream], depth_steps: int | None) -> RecordedRun:
     readers: dict[int, _Reader] = {}
     for stream in job:
         while stream.next is not None:
-            reader = readers.setdefault(stream.next.rank, _Reader(stream.next.rank, len(stream.settings.limits)))
+            reader = readers.setdefault(stream.next.rank, _Reader(stream.next.rank, stream.settings))
             try:
                 reader.read(stream.next)
             except TraceError as error:
@@ -238,9 +241,10 @@ def _load_run(job: Sequence[Stream], depth_steps: int | None) -> RecordedRun:
 class _Reader:
     """Reads the records of one rank in order."""
 
-    def __init__(self, rank: int, resources: int) -> None:
+    def __init__(self, rank: int, settings: Settings) -> None:
         self.record = RankRecord(rank)
-        self._resources = resources
+        self._resources = len(settings.limits)
+        self._is_packed = settings.is_packed
         self.fullest_queue = 0
         self._wanted = self._reads = 0
         self._asked_s = self._posted_s = self._collating_s = 0.0
@@ -274,6 +278,8 @@ class _Reader:
             case "counted" if now >= 0:
                 rank.exchanges.append(Answered(len(get_counts(event, 3 + self._resources)), now - self._posted_s))
             case "step_taken":
+                if rank.taken_steps >= len(rank.delivered_s):
+                    raise TraceError(f"rank {rank.rank} takes a step that was not delivered to it")
                 rank.taken_steps += 1
                 if now >= 0:
                     rank.taken_s.append(now)
@@ -354,7 +360,10 @@ class _Reader:
         for step in iterate_steps(effect, 3 + self._resources):
             if step.positions and not 0 <= min(step.positions) <= max(step.positions) < len(rank.samples):
                 raise TraceError(f"rank {rank.rank} collates a position it has not read, in step {step.number}")
-            longest = max((rank.samples[position].length for position in step.positions), default=0)
-            rank.sizes.append((longest * len(step.positions), longest * longest * len(step.positions)))
+            lengths = [rank.samples[position].length for position in step.positions]
+            longest = max(lengths, default=0)
+            rank.longest = max(rank.longest, longest)
+            rows = lengths if self._is_packed else [longest] * len(lengths)
+            rank.sizes.append((sum(rows), sum(row * row for row in rows)))
             steps.append(RecordedStep(step.number, tuple(step.positions), tuple(step.counts)))
         return tuple(steps)

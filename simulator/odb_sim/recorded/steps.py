@@ -123,10 +123,15 @@ def _fit_where(timed: Sequence[TimedRun], meeting: Meeting) -> Fit:
 
 
 def fit_step_table(timed: Sequence[TimedRun], meeting: Meeting) -> tuple[StepTable, Fit]:
-    """Returns a table of step times, and its fit to the spans held back."""
+    """Returns a table of step times, and its fit to the spans held back. Raises: UsageError with fewer than two sizes."""
     fitted, held = split_spans([_gather_steps(one, meeting, replace(NO_GPU, per_token_s=1)) for one in timed])
     at = fitted.names.index("per_token_s")
-    table = StepTable(rows=fit_table(fitted.columns[:, at], fitted.seconds))
+    rows = fit_table(fitted.columns[:, at], fitted.seconds)
+    if len(rows) < 2:
+        raise UsageError(
+            f"{timed[0].run.name}: --table: too few steps whose data was there in time, or all of one size"
+        )
+    table = StepTable(rows=rows)
     predicted = np.array([table.compute_step_s(tokens) for tokens in held.columns[:, at].tolist()])
     return table, judge("step table", {"rows": len(table.rows)}, fitted, held, predicted - held.seconds)
 

@@ -224,7 +224,7 @@ class Teller:
         part.steps = list(iterate_steps(effect, 3 + self.limits))
         emitted = {position for step in part.steps for position in step.positions}
         self._held = [sample for sample in part.window if sample.position not in emitted]
-        if len(self._held) + len(emitted) != len(part.window):
+        if len(self._held) != part.carried:  # a position that it lacks, or one twice
             raise TraceError(
                 f"rank {self.rank} collates samples that it does not hold, in round {get_integer(effect, 'round')}"
             )
@@ -349,6 +349,8 @@ def _read_job(job: Sequence[Stream]) -> Story:
                 raise stream.locate(error) from error
             stream.advance()
         stream.close()
+    if not tellers:
+        raise UsageError(f"{job[0].path}: holds a header, and no record of any rank")
     for teller in tellers.values():
         teller.end()
     return Story(tuple(str(stream.path) for stream in job), header, tuple(tellers[rank] for rank in sorted(tellers)))
