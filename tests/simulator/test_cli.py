@@ -167,3 +167,11 @@ def test_a_name_that_cannot_be_printed_is_escaped(tmp_path: Path) -> None:
     done = capture(command, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("odb on l\\xe4nge, 2 ranks")
+
+
+def test_a_name_that_is_not_utf_8_is_escaped_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(lengths := "l\udcff.csv").write_text("total_tokens\n" + "5\n" * 40)
+    command = ["compare", lengths, *RUN[2:4], "--policy", "odb,standard", "--html", "page", "--csv", "table"]
+    assert main(command) == 0
+    assert all("l\\udcff" in Path(name).read_text(encoding="utf-8") for name in ("page", "table"))

@@ -6,6 +6,7 @@ import gzip
 import os
 import threading
 from pathlib import Path
+from shutil import copy
 
 import numpy as np
 import pytest
@@ -90,6 +91,7 @@ BAD_FILES = {
     "cut.csv.gz": (gzip.compress(b"total_tokens\n" + b"5\n" * 50)[:-12], ": cannot be read"),
     "text.npy": (b"total_tokens\n5\n", ": cannot be read"),
     "empty.npy": (b"", ": cannot be read"),
+    "header.npy": (b"\x93NUMPY\x01\x00\x02\x00{(", ": cannot be read"),
     "zip.npy": (b"PK\x03\x04", ": cannot be read"),
 }
 
@@ -283,6 +285,20 @@ def test_a_trace_is_not_written_over(tmp_path: Path, capfd: pytest.CaptureFixtur
     arguments = ["simulate", "gsm8k", "--ranks", "2", "--samples", "20", "--token-budget", "2048", "--trace", path]
     assert main(arguments) == 0
     capfd.readouterr()
-    for command in (["check", "--json"], ["replay", "--json"], ["calibrate", "--out"]):
-        assert f"{path}: named twice" in refuse(capfd, [command[0], path, command[1], path])
+    for command in (["check", "--json"], ["replay", "--json"], ["calibrate", "--out"], ["view", "--html"]):
+        for read in (path, str(tmp_path)):  # the file, or the folder that it is in
+            assert f"{path}: named twice" in refuse(capfd, [command[0], read, command[1], path])
     assert main(["check", path]) == 0
+
+
+def test_neither_a_rule_nor_a_model_is_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    copy(Path(__file__).parents[2] / "examples/rules/smooth.py", "rule.py")
+    run, rule = "gsm8k --ranks 2 --token-budget 2048", "--policy rule.py:SmoothRule --json rule.py"
+    for command in (f"simulate {run}", f"compare {run}", f"sweep {run}", "check --replay t.ndjson", "verify"):
+        assert "rule.py: named twice" in refuse(capfd, f"{command} {rule}".split())
+    Path("config.json").touch()
+    command = "plan gsm8k --model config.json --gpu h100 --gpus 1 --json config.json"
+    assert "config.json: named twice" in refuse(capfd, command.split())

@@ -62,7 +62,7 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--patience must be at least 0, got {options.patience:g}")
     if options.policy and not options.replay:
         raise UsageError("--policy needs --replay: only a replay uses a target rule")
-    check_writable(options.json, reads=options.traces)
+    check_writable(options.json, reads=[*options.traces, *options.policy])
     rules = [load_policy_rule(name) for name in options.policy]
     told: Counter[Violation] = Counter()
     if options.follow:

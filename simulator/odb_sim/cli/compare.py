@@ -124,7 +124,8 @@ def run_command(options: argparse.Namespace) -> int:
     names = _list_names(options)
     runs = [_build_run(options, policies[0], name) for name in names]
     check_effects(options, policies)
-    check_writable(options.json, options.csv, options.html, reads=[*options.lengths, options.cost_model])
+    reads = [*options.lengths, options.cost_model, *policies]
+    check_writable(options.json, options.csv, options.html, reads=reads)
     total = 2 * len(policies) * len(runs)
     label = f"{len(policies)} policies on {len(runs)} trace(s)"
     with open_runner(options, label, total) as runner:

@@ -83,7 +83,7 @@ def run_command(options: argparse.Namespace) -> int:
         options.steps_csv,
         options.perfetto,
         options.html,
-        reads=[options.lengths, options.cost_model],
+        reads=[options.lengths, options.cost_model, options.policy],
     )
     timeline = _make_timeline(options, what)
     asked, what = what, fit_batches(what)

@@ -76,7 +76,8 @@ def run_command(options: argparse.Namespace) -> int:
         update_samples=options.update_samples,
     )
     study.check(points)
-    check_writable(options.json, options.csv, options.html, reads=[options.lengths, options.cost_model])
+    reads = [options.lengths, options.cost_model, *policies]
+    check_writable(options.json, options.csv, options.html, reads=reads)
     label = f"{study.lengths.name}, {len(points)} simulations"
     with open_runner(options, label, len(points)) as runner:
         answers, failed = split_failed(run_grid(study, points, runner))

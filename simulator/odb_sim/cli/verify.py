@@ -43,7 +43,7 @@ def run_command(options: argparse.Namespace) -> int:
 
     Raises: UsageError when there is no such rule or core.
     """
-    check_writable(options.json, options.save)
+    check_writable(options.json, options.save, reads=[options.policy])
     if options.core is not None:
         print(f"core {options.core}")
         stages = _show(verify_core(options.core, seed=options.seed))

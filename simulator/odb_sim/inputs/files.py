@@ -7,8 +7,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from odb_ref.core.errors import UsageError
+
+_ESCAPED: Final = "backslashreplace"
+"""How the bytes of a path are written that are not UTF-8."""
 
 
 @contextmanager
@@ -25,7 +29,7 @@ def naming(path: str | Path) -> Iterator[None]:
 def write_text(path: str | Path, text: str) -> None:
     """Writes a file, as UTF-8. Raises: OSError, with the file's name."""
     with naming(path):
-        Path(path).write_text(text, encoding="utf-8")
+        Path(path).write_text(text, encoding="utf-8", errors=_ESCAPED)
 
 
 def write_json(path: str | Path, data: Mapping[str, object] | Sequence[object], *, indent: int = 2) -> None:
@@ -35,16 +39,19 @@ def write_json(path: str | Path, data: Mapping[str, object] | Sequence[object], 
 
 def write_csv(path: str | Path, rows: Iterable[Iterable[object]]) -> None:
     """Writes a file of comma-separated values; the first row is the header. Raises: OSError, with the file's name."""
-    with naming(path), Path(path).open("w", encoding="utf-8", newline="") as file:
+    with naming(path), Path(path).open("w", encoding="utf-8", errors=_ESCAPED, newline="") as file:
         csv.writer(file).writerows(rows)
 
 
 def check_writable(*paths: str | Path | None, reads: Iterable[str | Path | None] = ()) -> None:
-    """Checks, before a long run, that every path can be written, and that none is given twice or also read.
+    """Checks, before a long run, that every path can be written, and that none is given twice or also read: itself, as a trace
+    in a folder, or as the file of a target rule, ``path.py:name``.
 
     Raises: UsageError naming the path.
     """
-    files = {_identify(Path(path)) for path in reads if path is not None and Path(path).is_file()}
+    given = [Path(part) for path in reads if path is not None for part in (path, str(path).rpartition(":")[0]) if part]
+    given += [trace for path in given if path.is_dir() for trace in path.glob("*.ndjson*")]
+    files = {_identify(path) for path in given if path.is_file()}
     for path in paths:
         if path is None:
             continue

@@ -19,6 +19,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Final
 from zipfile import BadZipFile
 
@@ -196,7 +197,7 @@ def _parse_row(row: list[str], columns: list[int], header: list[str], where: str
 def _load_npy(path: Path) -> Lengths:
     try:
         data = np.load(path, allow_pickle=False)
-    except (OSError, EOFError, ValueError, BadZipFile) as error:
+    except (OSError, EOFError, ValueError, SyntaxError, TokenError, BadZipFile) as error:  # the header is parsed
         raise UsageError(f"{path}: cannot be read: {_describe_error(error)}") from error
     if not isinstance(data, np.ndarray):
         raise UsageError(f"{path}: several arrays in one .npz file, expected one in a .npy file")

@@ -86,7 +86,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
-    reads = [options.data, options.cost_model, options.tokenizer]
+    reads = [options.data, options.cost_model, options.tokenizer, options.template, options.model]
     check_writable(options.json, options.html, options.write_costs, reads=reads)
     if options.processes < 1:
         raise UsageError(f"--processes must be at least 1, got {options.processes}")
