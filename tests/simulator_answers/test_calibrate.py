@@ -113,6 +113,25 @@ def test_the_costs_of_a_simulated_run_are_recovered(layout: Layout, tmp_path: Pa
     assert all(not fit.reason and fit.median_error < 0.01 for fit in calibration.fits)
 
 
+def test_full_batches_of_one_budget_do_not_say_what_a_token_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows that are packed are all as full: a larger batch must not seem to take no longer than they do."""
+
+    def record_packed(seed: int, budget: int) -> str:
+        packed = {"sharding": Sharding.EVEN, "layout": Layout.PACKED, "conditions": Conditions(jitter=0.1)}
+        path, lengths = tmp_path / f"{budget}-{seed}.ndjson", make_lengths(2000)
+        return str(record(path, lengths=lengths, costs=COSTS, seed=seed, budget_tokens=budget, **packed))
+
+    runs = [record_packed(seed, budget) for budget in (2048, 6144) for seed in (0, 1)]
+    assert "all of about one size" in tell(capsys, f"calibrate {runs[0]} --out {tmp_path / 'costs.json'}")
+    found = load_costs(tmp_path / "costs.json").gpu
+    assert (found.fixed_s, found.per_token_s) == (0, pytest.approx(3e-4 + 0.15 / 2048, rel=0.1))
+    assert "of about one size" not in tell(capsys, f"calibrate {' '.join(runs)} --out {tmp_path / 'costs.json'}")
+    found = load_costs(tmp_path / "costs.json").gpu
+    assert (found.fixed_s, found.per_token_s) == (pytest.approx(0.15, rel=0.2), pytest.approx(3e-4, rel=0.1))
+
+
 def test_the_quadratic_part_of_attention_is_fitted_where_it_shows(tmp_path: Path) -> None:
     costs = Costs(gpu=GpuCost(fixed_s=0.1, per_token_s=1e-5, per_token2_s=1e-7), collective=NO_COLLECTIVE)
     found = calibrate(load_runs([record_timed(tmp_path / "t.ndjson", costs)])).costs.gpu

@@ -123,6 +123,8 @@ class Fit:
     """The range of each number."""
     scatter: Scatter | None = None
     """How much spans of equal size differ, or None if too few have equal sizes."""
+    is_alike: bool = False
+    """True if all steps are of about one size, so that what a step takes is counted as what its tokens take."""
     dropped: tuple[str, ...] = ()
     """Numbers set to 0 since they cannot be told from it: what little they would do here grows with every size above these."""
 

@@ -29,6 +29,8 @@ from odb_sim.recorded.fitting import (
 from odb_sim.recorded.runs import RankRecord, RecordedRun
 
 _QUADRATIC_GAIN: Final = 0.95
+_ALIKE: Final = 1.5
+"""Nine of ten steps within this ratio are of about one size."""
 READY_S: Final = 2e-3
 READY_SHARE: Final = 0.05
 """A step was ready if it was delivered ``READY_S``, and this share of the previous step, before it was taken."""
@@ -117,6 +119,12 @@ def _fit_where(timed: Sequence[TimedRun], meeting: Meeting) -> Fit:
     linear_error = np.abs(fitted.compute_errors(linear.values)).sum()
     is_quadratic = error < linear_error * _QUADRATIC_GAIN
     best = fit_apart_from_zero("step", fitted if is_quadratic else linear_fitted, held, why_few, fit_with_floor)
+    low, high = np.quantile(np.concatenate([linear_fitted.columns[:, 1], held.columns[:, 1]]), (0.05, 0.95))
+    if high < _ALIKE * low and {"fixed_s", "per_token_s"} & set(best.dropped):
+        # Noise decided which. Counted as fixed, larger batches would seem to take no longer than these.
+        by_tokens = linear_fitted.keep(["per_token_s"])
+        best = fit_apart_from_zero("step", by_tokens, held, why_few)
+        best = replace(best, values={"fixed_s": 0.0, **best.values}, dropped=("fixed_s",), is_alike=True)
     quarters = [held.select(part) for part in np.array_split(np.arange(len(held)), _PARTS)]
     error = compute_run_error(best.values, parts[1::2] if len(parts) > 1 else quarters)
     return replace(best, scatter=compute_scatter(join_spans(parts)), run_error=error)

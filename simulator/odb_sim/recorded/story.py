@@ -222,9 +222,10 @@ class Teller:
     def _form_steps(self, effect: JsonObject) -> None:
         part = self.parts[-1]
         part.steps = list(iterate_steps(effect, 3 + self.limits))
-        emitted = {position for step in part.steps for position in step.positions}
+        named = [position for step in part.steps for position in step.positions]
+        emitted = set(named)
         self._held = [sample for sample in part.window if sample.position not in emitted]
-        if len(self._held) != part.carried:  # a position that it lacks, or one twice
+        if len(emitted) < len(named) or not emitted <= {sample.position for sample in part.window}:
             raise TraceError(
                 f"rank {self.rank} collates samples that it does not hold, in round {get_integer(effect, 'round')}"
             )

@@ -158,6 +158,13 @@ def _print_errors(calibration: Calibration) -> None:
             for fit in calibration.fits
             if not fit.reason and fit.median_error > _POOR
         ]
+        + [
+            "the batches recorded are all of about one size, and do not tell what a step takes beside its tokens: all of its "
+            "time is counted for its tokens, so batches of other sizes may take far longer, or less long: record two runs "
+            "with each of two token budgets, and name those of one budget one after the other"
+            for fit in calibration.fits
+            if fit.is_alike
+        ]
     )
 
 
