@@ -219,16 +219,20 @@ def make_plan(wanted: Wanted, runner: Runner) -> RunPlan:
     for name, needs, policy, terms in _list_ways(wanted):
         study = _build_study(wanted, searched, terms, _choose_global_batch(wanted, policy, ways))
         start, dimensions = _build_dimensions(wanted, searched, policy, terms.layout)
-        found = SettingSearch(partial(run_grid, study, runner=runner), dimensions, _TOLERANCE).run(start)
+        search = SettingSearch(partial(run_grid, study, runner=runner), dimensions, _TOLERANCE)
+        found = search.run(start)
         what = fit_batches(replace(study, lengths=simulated).build_run(found.point))
         result = run(what)
-        cautions = cautions if ways else result.cautions
+        if not ways:
+            cautions, smallest = result.cautions, min(point.budget_tokens for point in search.answers)
         size = result.summary.batch_size
         batch = "" if size is None else f" of {size:,}"
         # The bands draw from these samples again, and may miss the longest, which determines the size.
         ways.append(Way(name + batch, needs, replace(what, batch_size=size), result.summary))
     bands = compute_bands([way.what for way in ways], wanted.list_inputs(), runner=runner)
     said = _list_cautions(wanted, ways, cautions)
+    if ways[0].what.budget_tokens <= smallest < wanted.budget_tokens:
+        said.append(f"no budget below {smallest:,} was tried: --token-budget of odb-ref simulate tries one")
     if len(searched) < len(wanted.lengths):
         said.append(
             f"settings were searched for with {len(searched):,} samples, spread evenly over the {len(wanted.lengths):,} "
