@@ -97,6 +97,7 @@ def test_a_missing_file_is_said_in_one_line(tmp_path: Path) -> None:
     [
         *("7", "[[1, 2]]", "[[100, 0.1], [50, 0.2]]", '[[1, 2], ["3", 4]]', "[[1, 2], 3]", "null", '["ab", "cd"]'),
         *("[[5, 1], [5, 2]]", "[[0, 1], [5, 2]]", "[[5, -1], [6, 1]]", "[[5, 1], [6]]"),
+        f"[[5, 1], [1{'0' * 400}, 2]]",
     ],
 )
 def test_a_step_table_that_makes_no_sense_is_refused(tmp_path: Path, rows: str) -> None:

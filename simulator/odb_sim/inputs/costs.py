@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from math import ceil, inf, isfinite, log2
+from math import ceil, inf, log2
 from typing import Final, TypeVar
 
 import numpy as np
@@ -27,6 +27,8 @@ Number = TypeVar("Number", float, NDArray[np.float64])
 """One quantity or many at once, priced by the same formula."""
 LARGEST_S: Final = 86_400.0
 """The greatest single cost, a day."""
+_HUGE: Final = 1e300
+"""Finite numbers are smaller, and an integer may be too large for a float."""
 _MOST_EQUAL: Final = 1e12
 """In a sample of this many tokens attention takes no time that shows."""
 _INTEGER_BYTES = 8
@@ -144,7 +146,7 @@ class StepTable:
         rows: tuple[object, ...] = self.rows
         for number, row in enumerate(rows, 1):
             match row:
-                case (int() | float() as tokens, int() | float() as seconds) if isfinite(tokens) and isfinite(seconds):
+                case (int() | float() as tokens, int() | float() as seconds) if max(abs(tokens), abs(seconds)) < _HUGE:
                     if tokens <= previous or not 0 <= seconds <= LARGEST_S:
                         raise UsageError(
                             f"StepTable.rows: row {number} is {row}; tokens must increase, and seconds lie between 0 and a day"
