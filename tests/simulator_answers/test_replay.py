@@ -19,7 +19,7 @@ from odb_sim.recorded.runs import load_runs
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
-from tests.helpers.commands import get_figures
+from tests.helpers.commands import get_figures, refuse
 from tests.helpers.world import Fault as Accepting
 from tests.helpers.world import make_configs, run_by_arrival
 from tests.simulator_answers.helpers import record
@@ -242,7 +242,7 @@ def simulate_priced(folder: Path, *options: str) -> tuple[Path, Path]:
     return model, trace
 
 
-def test_the_prediction_knows_the_workers_of_the_job(tmp_path: Path) -> None:
+def test_the_prediction_knows_the_workers_of_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another number of workers gives another time."""
     model, trace = simulate_priced(tmp_path, "--samples", "2000", "--workers", "8")
 
@@ -255,6 +255,8 @@ def test_the_prediction_knows_the_workers_of_the_job(tmp_path: Path) -> None:
     assert find_error() > 0.5, "an older trace does not say it, so the cost model's four are taken"
     assert abs(find_error("--workers", "8")) < 1e-3
     assert main(["replay", str(trace), "--workers", "-1"]) == 2
+    capsys.readouterr()
+    assert f"{trace}: a global batch of 1 samples" in refuse(capsys, ["replay", str(trace), "--global-batch", "1"])
 
 
 def test_without_workers_nothing_is_priced_as_if_there_were_some(

@@ -82,7 +82,12 @@ def replay_all(
     for number, recorded in enumerate(runs, 1):
         total = sum(len(rank.samples) for rank in recorded.ranks)
         with show_progress(f"replay {number} of {len(runs)}", total) as on_progress:
-            found = replay(recorded, costs=costs, workers=workers, global_batch=global_batch, on_progress=on_progress)
+            try:
+                found = replay(
+                    recorded, costs=costs, workers=workers, global_batch=global_batch, on_progress=on_progress
+                )
+            except UsageError as error:
+                raise UsageError(f"{recorded.name}: {str(error).removeprefix(f'{recorded.name}: ')}") from error
             replays.append(found)
     return replays
 
