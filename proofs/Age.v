@@ -35,11 +35,9 @@ Proof.
   intros c r d s e t NG E. destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> D]]; destruct e; try discriminate; try reflexivity; unfold reads; simpl length; rewrite Nat.add_0_r, app_nil_r; reflexivity.
 Qed.
 
-(** A result reads nothing. *)
 Lemma nothing_is_read_of_an_answer : forall c r d s y t, transition c r d s (Got y) = Some t -> read t = read s.
 Proof. intros c r d s y t E. apply (answer_keeps _ _ _ _ _ _ E). Qed.
 
-(** What has been read stays read. *)
 Lemma read_grows : forall c r d s e t, transition c r d s e = Some t -> read s <= read t.
 Proof.
   intros c r d s e t E. pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
@@ -97,12 +95,6 @@ Qed.
 
 Lemma cut_reaches : forall c g cs, cut c g cs < length cs -> is_quota_met c (g + total_samples (firstn (cut c g cs) cs)) = true.
 Proof. intros c g cs. unfold cut, is_quota_met. destruct (c_quota c) as [q|]; [|lia]. intros L. apply Nat.leb_le, cut_at_reaches, L. Qed.
-
-Lemma agreed_steps : forall c h a, h_steps (h_step c h (Agreed a)) = h_steps h.
-Proof. intros. unfold h_step. destruct (h_kind h); try reflexivity. destruct (is_bad a); [reflexivity|]. destruct (o_stop_rank a); reflexivity. Qed.
-
-Lemma reported_steps : forall c h rs, h_steps (h_step c h (Reported rs)) = h_steps h.
-Proof. intros. unfold h_step. destruct (h_kind h); try reflexivity. destruct (failure_of rs); reflexivity. Qed.
 
 Lemma agreed_goes_on : forall c h a, h_kind h = NOffer -> h_kind (h_step c h (Agreed a)) <> NOffer.
 Proof.
@@ -180,7 +172,7 @@ Proof.
       rewrite Et, Nf. simpl. lia.
   - intros s i y t R H M E IH. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I i H) as K. set (u := rank_of s i) in *.
     rewrite history_snoc. change (history (cfg 0) (seen s i)) with (hist_of s i) in *. simpl in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
-    + assert (Q : quota_met (h_step (cfg 0) (hist_of s i) (Agreed a)) = quota_met (hist_of s i)) by (unfold Facts.quota_met, h_samples; rewrite agreed_steps; reflexivity). rewrite Q.
+    + assert (Q : quota_met (h_step (cfg 0) (hist_of s i) (Agreed a)) = quota_met (hist_of s i)) by (unfold Facts.quota_met, h_samples; rewrite only_sums_add_steps by discriminate; reflexivity). rewrite Q.
       destruct IH as [U1 U2]. unfold in_count in U1, U2. rewrite Ph, Nat.add_0_r in U1, U2. destruct (held_agree _ _ _ _ _ _ E) as [[Pt A]|[Pt A]]; unfold held in A; [injection A as A1 A2 A3 A4|injection A as A2 A3 A4].
       * pose proof (not_in_count t Pt) as Z. constructor; rewrite Z, A1, A2, A4, Nat.add_0_r; [exact U1|rewrite A3; exact U2].
       * assert (Z : in_count t = 1) by (unfold in_count; rewrite Pt; reflexivity).
@@ -199,12 +191,12 @@ Proof.
       constructor; rewrite Z, A2, A4, Nat.add_0_r, A1.
       * intros Qm. destruct (skipn n (aligned u)) as [|g gs] eqn:Sk.
         -- simpl. destruct (U1 Qm) as [U|U]; [left|right; exact U]. unfold Facts.quota_met, is_quota_met, h_samples, h_step in *. rewrite Kk. simpl. destruct (c_quota (cfg 0)); [|discriminate].
-           apply Nat.leb_le in U. apply Nat.leb_le. rewrite map_app, sum_nat_app. lia.
+           apply Nat.leb_le in U. apply Nat.leb_le. rewrite sum_over_app. lia.
         -- left. assert (Ln : n < length cs) by (assert (L : length (skipn n (aligned u)) = S (length gs)) by (rewrite Sk; reflexivity); rewrite skipn_length in L; lia).
-           pose proof (cut_reaches _ _ _ Ln) as Cr. unfold Facts.quota_met, h_samples, h_step. rewrite Kk. simpl. rewrite map_app, sum_nat_app, make_shared_samples.
+           pose proof (cut_reaches _ _ _ Ln) as Cr. unfold Facts.quota_met, h_samples, h_step. rewrite Kk. simpl. rewrite sum_over_app, make_shared_samples.
            rewrite Kg, Kc in Cr. unfold total_samples in Cr. exact Cr.
       * intros Qm En. rewrite A3 in En. specialize (U2 Qm En). destruct (is_nil _); [exact U2|]. unfold by_position. rewrite sort_by_length, app_length. lia.
-    + assert (Q : quota_met (h_step (cfg 0) (hist_of s i) (Reported rs)) = quota_met (hist_of s i)) by (unfold Facts.quota_met, h_samples; rewrite reported_steps; reflexivity). rewrite Q.
+    + assert (Q : quota_met (h_step (cfg 0) (hist_of s i) (Reported rs)) = quota_met (hist_of s i)) by (unfold Facts.quota_met, h_samples; rewrite only_sums_add_steps by discriminate; reflexivity). rewrite Q.
       destruct (failure_of rs); [|discriminate]. injection E as <-.
       destruct IH as [U1 U2]. unfold in_count in U1, U2. rewrite Ph in U1, U2. constructor; rewrite drained_is_not_in_count; [exact U1|exact U2].
   - intros s d m la R Hd Dr _. constructor; intros Qm; destruct (growing d Hd Qm) as [_ [Sh _]]; destruct Dr; congruence.
@@ -254,7 +246,7 @@ Proof.
       pose proof (held_count _ _ _ _ _ E) as A. simpl in A. unfold held in A. injection A as A1 A2 A3 A4. destruct (count_cases _ _ _ _ _ E) as [Lc _]. set (n := cut (cfg i) (gsum u) cs) in *.
       destruct (skipn n (aligned u)) as [|g gs] eqn:Sk; [right; exists i; rewrite update_same; simpl in A1; rewrite A1; auto|left].
       assert (Ln : n < length cs) by (assert (L : length (skipn n (aligned u)) = S (length gs)) by (rewrite Sk; reflexivity); rewrite skipn_length in L; lia).
-      pose proof (cut_reaches _ _ _ Ln) as Cr. rewrite Wa. unfold Facts.quota_met, h_samples, h_step. rewrite Kk. simpl. rewrite map_app, sum_nat_app, make_shared_samples. rewrite Kg, Kc in Cr. exact Cr.
+      pose proof (cut_reaches _ _ _ Ln) as Cr. rewrite Wa. unfold Facts.quota_met, h_samples, h_step. rewrite Kk. simpl. rewrite sum_over_app, make_shared_samples. rewrite Kg, Kc in Cr. exact Cr.
     + exfalso. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. rewrite Wa in Hk. unfold h_step in Hk. rewrite Kk in Hk. destruct (failure_of rs); [discriminate|congruence].
   - destruct Old as [q [Hq [En St]]]. exists q. split; [exact Hq|]. destruct (Nat.eq_dec q i) as [->|NE]; [|rewrite update_other by exact NE; auto]. rewrite update_same. fold u in En, St. split; [apply Own, En|].
     destruct Cases as [[y ->]|NG].
@@ -360,7 +352,7 @@ Lemma doomed_snoc : forall l x, doomed l = true -> doomed (l ++ [x]) = true.
 Proof.
   intros l x D. unfold doomed in *. apply orb_true_iff in D as [D|D]; apply orb_true_iff; [left|right].
   - rewrite history_snoc. unfold Facts.quota_met, is_quota_met in *. destruct (c_quota (cfg 0)) as [q|]; [|discriminate]. apply Nat.leb_le in D. apply Nat.leb_le.
-    destruct (h_step_grows (cfg 0) (history (cfg 0) l) x (history_released _ _)) as [[ext [E _]] _]. unfold h_samples in *. rewrite E, map_app, sum_nat_app. lia.
+    destruct (h_step_grows (cfg 0) (history (cfg 0) l) x (history_released _ _)) as [[ext [E _]] _]. unfold h_samples in *. rewrite E, sum_over_app. lia.
   - unfold lowered in *. rewrite existsb_app, D. reflexivity.
 Qed.
 
@@ -444,7 +436,7 @@ Proof.
         assert (Met : back <> [] -> doom s' i = true).
         { intros Nb. assert (Ln : n < length cs) by (destruct (le_lt_dec (length cs) n) as [L|L]; [exfalso; apply Nb; unfold back; rewrite skipn_all2 by lia; reflexivity|exact L]).
           pose proof (cut_reaches _ _ _ Ln) as Cr. unfold doom. rewrite Seen. unfold doomed. apply orb_true_iff. left. rewrite history_snoc. change (history _ _) with (hist_of s i).
-          unfold Facts.quota_met, h_samples, h_step. rewrite Kk. simpl. rewrite map_app, sum_nat_app, make_shared_samples. unfold n in Cr. rewrite Kg, Kc in Cr. exact Cr. }
+          unfold Facts.quota_met, h_samples, h_step. rewrite Kk. simpl. rewrite sum_over_app, make_shared_samples. unfold n in Cr. rewrite Kg, Kc in Cr. exact Cr. }
         assert (Inw : forall x, In x win -> In x (concat (aligned u) ++ window u)).
         { intros x Hx. apply in_or_app. unfold win in Hx. destruct back as [|b bs] eqn:Eb; simpl in Hx; [auto|]. apply (Permutation_in _ (sort_by_perm _ _ _)) in Hx || (unfold by_position in Hx; eapply Permutation_in in Hx; [|apply sort_by_perm]).
           apply in_app_or in Hx as [Hx|Hx]; [auto|left]. rewrite <- (firstn_skipn n (aligned u)), concat_app. apply in_or_app. right. fold back. rewrite Eb. exact Hx. }
@@ -495,7 +487,6 @@ Theorem a_sample_held_in_a_round_is_planned_at_most_max_age_rounds_later : foral
   In y (steps_of (rank_of s r)) -> In x (s_group y) -> k < length (m r) -> pos x < nth k (m r) 0 -> s_round y <= k + c_max_age (cfg r).
 Proof. intros s m r y x k M H. apply (y_steps _ _ _ _ (every_marked_state_is_young s m M r H)). Qed.
 
-(** AGE: the samples due in a round are those read by the end of the window [max_age] rounds before (R4.3). *)
 Theorem what_is_due_is_what_was_held_max_age_rounds_before : forall s m r, marked s m -> r < W -> at_phase (rank_of s r) <> COUNT ->
   due_before (cfg r) (rank_of s r) =
   if c_max_age (cfg r) <=? round (rank_of s r) then nth (round (rank_of s r) - c_max_age (cfg r)) (m r) 0 else 0.
@@ -581,7 +572,6 @@ Proof.
   - destruct (lowered cfg _) eqn:L; [|reflexivity]. apply lowered_quota in L. congruence.
 Qed.
 
-(** AGE: a sample that is still held is not too old. *)
 Theorem a_held_sample_is_never_older_than_max_age_rounds : forall s m r x k, marked s m -> r < W ->
   In x (window (rank_of s r)) -> k < length (m r) -> pos x < nth k (m r) 0 -> round (rank_of s r) <= k + c_max_age (cfg r).
 Proof.

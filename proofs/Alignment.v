@@ -240,73 +240,49 @@ Qed.
 Lemma halves_perm : forall i j g r, Permutation (map snd (push (j, skipn (middle g) g) (push (i, firstn (middle g) g) r))) (firstn (middle g) g :: skipn (middle g) g :: map snd r).
 Proof. intros. rewrite (Permutation_map snd (push_perm _ _)). simpl. rewrite (Permutation_map snd (push_perm _ _)). simpl. apply perm_swap. Qed.
 
-Lemma split_heap_keeps : forall (P : group -> Prop),
-  (forall g, 2 <= length g -> P g -> P (firstn (middle g) g) /\ P (skipn (middle g) g)) ->
-  forall fuel next l, Forall P (map snd l) -> Forall P (map snd (split_heap fuel next l)).
-Proof.
-  intros P H. induction fuel as [|f IH]; simpl; intros next l F; [assumption|].
-  destruct (pick l) as [[[o g] r]|] eqn:E; [|assumption]. apply pick_some in E as [Pm L]. apply IH.
-  apply (Permutation_map snd) in Pm. apply (Forall_perm _ _ _ _ Pm) in F. simpl in F. inversion F; subst. destruct (H g L) as [H1' H2']; [assumption|].
-  eapply Forall_perm; [symmetry; apply halves_perm|]. repeat constructor; assumption.
-Qed.
-
-Lemma split_heap_perm : forall fuel next l, Permutation (concat (map snd (split_heap fuel next l))) (concat (map snd l)).
-Proof.
-  induction fuel as [|f IH]; simpl; intros next l; [auto|].
-  destruct (pick l) as [[[o g] r]|] eqn:E; [|auto]. apply pick_some in E as [Pm _]. rewrite IH.
-  rewrite (concat_perm _ _ _ (halves_perm _ _ _ _)), (concat_perm _ _ _ (Permutation_map snd Pm)). simpl. rewrite app_assoc, firstn_skipn. reflexivity.
-Qed.
-
-Lemma halves_length : forall i j g r, length (push (j, skipn (middle g) g) (push (i, firstn (middle g) g) r)) = S (S (length r)).
-Proof. intros. rewrite (Permutation_length (push_perm _ _)). simpl. rewrite (Permutation_length (push_perm _ _)). reflexivity. Qed.
-
-Lemma split_heap_length : forall fuel next l, length l <= length (split_heap fuel next l) <= fuel + length l.
-Proof.
-  induction fuel as [|f IH]; simpl; intros next l; [lia|].
-  destruct (pick l) as [[[o g] r]|] eqn:E; [|lia]. apply pick_some in E as [Pm _]. apply Permutation_length in Pm. simpl in Pm.
-  specialize (IH (S (S next)) (push (S next, skipn (middle g) g) (push (next, firstn (middle g) g) r))). rewrite halves_length in IH. lia.
-Qed.
-
-Lemma split_heap_done : forall fuel next l, length (split_heap fuel next l) = fuel + length l \/
-  Forall (fun x => length (snd x) <= 1) (split_heap fuel next l).
-Proof.
-  induction fuel as [|f IH]; simpl; intros next l; [auto|].
-  destruct (pick l) as [[[o g] r]|] eqn:E; [|right; apply pick_none; assumption]. apply pick_some in E as [Pm _]. apply Permutation_length in Pm. simpl in Pm.
-  destruct (IH (S (S next)) (push (S next, skipn (middle g) g) (push (next, firstn (middle g) g) r))) as [H|H]; [left|right; exact H].
-  rewrite H, halves_length. lia.
-Qed.
-
 Lemma start_heap : forall gs : list group, Permutation (map snd (heapify (combine (seq 0 (length gs)) gs))) gs.
 Proof.
   intros gs. rewrite (Permutation_map snd (heapify_perm _)). apply Permutation_refl'. generalize 0 as k.
   induction gs as [|g gs IH]; intros k; simpl; [reflexivity|]. rewrite IH. reflexivity.
 Qed.
 
-(** A property that passes from a group to its two halves survives splitting. *)
+(** Splitting keeps what holds of groups in any order, and of the two halves in place of a group. *)
+Lemma splitting_keeps : forall (J : list group -> Prop), (forall gs hs, Permutation gs hs -> J gs -> J hs) ->
+  (forall g r, 2 <= length g -> J (g :: r) -> J (firstn (middle g) g :: skipn (middle g) g :: r)) ->
+  forall fuel gs, J gs -> J (split_groups fuel gs).
+Proof.
+  intros J Pe H. assert (X : forall fuel next l, J (map snd l) -> J (map snd (split_heap fuel next l))).
+  { induction fuel as [|f IH]; simpl; intros next l F; [exact F|]. destruct (pick l) as [[[o g] r]|] eqn:E; [|exact F]. apply pick_some in E as [Pm L].
+    apply IH, (Pe _ _ (Permutation_sym (halves_perm _ _ _ _))), H; [exact L|]. exact (Pe _ _ (Permutation_map snd Pm) F). }
+  intros fuel gs F. apply X, (Pe _ _ (Permutation_sym (start_heap gs)) F).
+Qed.
+
 Lemma split_keeps : forall (P : group -> Prop),
   (forall g, 2 <= length g -> P g -> P (firstn (middle g) g) /\ P (skipn (middle g) g)) ->
   forall fuel gs, Forall P gs -> Forall P (split_groups fuel gs).
-Proof. intros P H fuel gs F. apply split_heap_keeps; [exact H|]. eapply Forall_perm; [symmetry; apply start_heap|exact F]. Qed.
+Proof.
+  intros P H. apply splitting_keeps; [intros gs hs; apply Forall_perm|]. intros g r L F. inversion F; subst. destruct (H g L) as [A B]; auto.
+Qed.
 
 Lemma split_perm : forall fuel gs, Permutation (concat (split_groups fuel gs)) (concat gs).
-Proof. intros. unfold split_groups. rewrite split_heap_perm. apply concat_perm, start_heap. Qed.
-
-Lemma start_heap_length : forall gs : list group, length (heapify (combine (seq 0 (length gs)) gs)) = length gs.
-Proof. intros. rewrite (Permutation_length (heapify_perm _)), combine_length, seq_length. lia. Qed.
-
-Lemma split_length : forall fuel gs, length gs <= length (split_groups fuel gs) <= fuel + length gs.
 Proof.
-  intros. unfold split_groups. rewrite map_length. pose proof (split_heap_length fuel (length gs) (heapify (combine (seq 0 (length gs)) gs))) as H.
-  rewrite start_heap_length in H. exact H.
+  intros fuel gs. apply (splitting_keeps (fun hs => Permutation (concat hs) (concat gs))); [intros hs ks P <-; symmetry; apply concat_perm, P| |reflexivity].
+  intros g r _ <-. simpl. rewrite app_assoc, firstn_skipn. reflexivity.
 Qed.
 
 (** There are fewer groups than asked for only if every group is a single sample. *)
-Lemma split_done : forall fuel gs, length (split_groups fuel gs) = fuel + length gs \/
-  Forall (fun g => length g <= 1) (split_groups fuel gs).
+Lemma split_done : forall fuel gs, length gs <= length (split_groups fuel gs) <= fuel + length gs /\
+  (length (split_groups fuel gs) = fuel + length gs \/ Forall (fun g => length g <= 1) (split_groups fuel gs)).
 Proof.
-  intros. unfold split_groups. rewrite map_length. destruct (split_heap_done fuel (length gs) (heapify (combine (seq 0 (length gs)) gs))) as [H|H].
-  - left. rewrite H, start_heap_length. reflexivity.
-  - right. apply Forall_map. exact H.
+  assert (X : forall fuel next l, let new := split_heap fuel next l in
+    length l <= length new <= fuel + length l /\ (length new = fuel + length l \/ Forall (fun g => length g <= 1) (map snd new))).
+  { induction fuel as [|f IH]; simpl; intros next l; [auto with arith|].
+    destruct (pick l) as [[[o g] r]|] eqn:E; [|split; [lia|right; apply Forall_map, pick_none, E]]. apply pick_some in E as [Pm _]. apply Permutation_length in Pm.
+    specialize (IH (S (S next)) (push (S next, skipn (middle g) g) (push (next, firstn (middle g) g) r))).
+    rewrite (Permutation_length (push_perm _ _)) in IH. simpl in Pm, IH. rewrite (Permutation_length (push_perm _ _)) in IH. simpl in IH.
+    destruct IH as [B [D|D]]; (split; [lia|]); [left; lia|right; exact D]. }
+  intros fuel gs. specialize (X fuel (length gs) (heapify (combine (seq 0 (length gs)) gs))). pose proof (Permutation_length (start_heap gs)) as L. rewrite map_length in L.
+  cbv zeta in X. rewrite L in X. unfold split_groups. rewrite map_length. exact X.
 Qed.
 
 Theorem an_alignment_has_exactly_the_target_number_of_steps : forall gs target due,
@@ -315,7 +291,7 @@ Proof.
   intros. unfold align. destruct (target <? length gs) eqn:E; simpl.
   - apply Nat.ltb_lt in E. unfold line_up. rewrite sort_by_length, firstn_length, sort_by_length. lia.
   - apply Nat.ltb_ge in E. rewrite app_length, repeat_length. unfold line_up. rewrite sort_by_length.
-    pose proof (split_length (target - length gs) gs). lia.
+    pose proof (proj1 (split_done (target - length gs) gs)). lia.
 Qed.
 
 Theorem an_alignment_emits_and_carries_exactly_its_groups : forall gs target due,
@@ -357,9 +333,7 @@ Proof.
   - apply sort_by_forall, Forall_firstn, sort_by_forall, F.
   - apply Nat.ltb_ge in E.
     assert (Eq : length (split_groups (target - length gs) gs) = target).
-    { destruct (split_done (target - length gs) gs) as [H|H]; [lia|].
-      apply concat_length_singles in H. rewrite (Permutation_length (split_perm _ _)) in H.
-      pose proof (split_length (target - length gs) gs). lia. }
+    { destruct (split_done (target - length gs) gs) as [B [H|H]]; [lia|]. apply concat_length_singles in H. rewrite (Permutation_length (split_perm _ _)) in H. lia. }
     rewrite Eq, Nat.sub_diag, app_nil_r. apply sort_by_forall, split_keeps; [|exact F].
     intros g Lg _. pose proof (ok_middle M ok g Lg). split; intros Na; apply (f_equal (@length sample)) in Na.
     + rewrite firstn_length in Na. simpl in Na. lia.
@@ -383,7 +357,6 @@ Proof.
   inversion S as [|? ? S1 S2]; subst. constructor; [apply IH, S1|]. apply Forall_app. split; [exact S2|apply Forall_repeat, Idle].
 Qed.
 
-(** No step costs more than the most costly group did before the alignment. *)
 Theorem no_step_of_an_alignment_costs_more_than_the_most_costly_group : forall most gs target due,
   Forall (fun g => cost_of M g <= most) gs -> Forall (fun g => cost_of M g <= most) (fst (align gs target due)).
 Proof.
@@ -438,12 +411,6 @@ Qed.
 
 Definition count_due (due : nat) (gs : list group) : nat := length (filter (is_due due) gs).
 
-Lemma count_due_all : forall due gs, Forall (fun g => is_due due g = true) gs -> count_due due gs = length gs.
-Proof. unfold count_due. induction 1 as [|g gs H F IH]; simpl; [reflexivity|]. rewrite H. simpl. lia. Qed.
-
-Lemma count_due_le : forall due gs, count_due due gs <= length gs.
-Proof. unfold count_due. induction gs as [|g gs IH]; simpl; [lia|]. destruct (is_due due g); simpl; lia. Qed.
-
 Lemma is_due_false : forall due g x, is_due due g = false -> In x g -> due <= pos x.
 Proof.
   unfold is_due. intros due g x H Hx. destruct (Nat.ltb (pos x) due) eqn:E; [|apply Nat.ltb_ge in E; exact E].
@@ -456,8 +423,8 @@ Proof.
   intros gs target due L. unfold align. destruct (target <? length gs); simpl; [|constructor].
   apply sort_by_forall. destruct (due_sorted due gs) as [a [b [E [Fa Fb]]]]. rewrite E.
   assert (La : length a <= target).
-  { rewrite <- (count_due_all _ _ Fa). eapply Nat.le_trans; [|exact L].
-    unfold count_due. rewrite <- (Permutation_length (Permutation_filter _ (is_due due) _ _ (sort_by_perm _ (goes_first due) gs))), E, filter_app, app_length. lia. }
+  { unfold count_due in L. rewrite <- (Permutation_length (Permutation_filter _ (is_due due) _ _ (sort_by_perm _ (goes_first due) gs))), E, filter_app, app_length in L.
+    rewrite (filter_all _ _ true a) in L by (apply Forall_forall, Fa). lia. }
   rewrite skipn_app, (skipn_all2 a) by assumption. simpl. apply Forall_forall. intros x Hx.
   apply in_concat in Hx as [g [Hg Hx]]. eapply is_due_false; [|exact Hx].
   rewrite Forall_forall in Fb. apply Fb. rewrite <- (firstn_skipn (target - length a) b). apply in_or_app. auto.
@@ -471,7 +438,7 @@ Theorem the_steps_of_an_alignment_are_lined_up_by_falling_cost : forall M gs tar
   StronglySorted (fun g h => cost_of M h <= cost_of M g) (fst (align M (fullest_first M) gs target due)).
 Proof.
   intros M gs target due ok. assert (L : line_ok (fullest_first M))
-    by (split; simpl; try apply falling_orders; intros g; rewrite (ok_idle M ok); reflexivity).
+    by (split; simpl; try orders_numbers; intros g; rewrite (ok_idle M ok); reflexivity).
   pose proof (the_steps_of_an_alignment_are_lined_up M _ gs target due L) as S.
   eapply sorted_weaker; [|exact S]. intros g h. apply Nat.leb_le.
 Qed.

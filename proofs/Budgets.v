@@ -36,7 +36,6 @@ Qed.
 (** [a] is no more than [b]; [None] is more than any number. *)
 Definition at_most (a b : option nat) : Prop := match b with None => True | Some n => exists m, a = Some m /\ m <= n end.
 
-(** At most what any rank accepts, and equal to what some rank accepts, or [None]. *)
 Theorem the_least_accepted_is_no_more_than_any_rank_accepts : forall c W k,
   (forall q, q < W -> at_most (least_accepted c W k) (c_accepts c q k)) /\
   (least_accepted c W k = None \/ exists q, q < W /\ least_accepted c W k = c_accepts c q k).
@@ -118,8 +117,6 @@ Proof.
   - intros s r n la R H D IH. exact IH.
 Qed.
 
-(** BUDGET: it holds in every step of every rank, for the budget in force on that rank in the step's round, whatever budgets ranks begin
-    with and accept. *)
 Theorem every_batch_keeps_what_grouping_gives_under_the_budget_in_force : forall s r, reachable s -> r < W ->
   Forall (fun x => keeps (in_force (cfg r) r (results s) (s_round x)) (s_group x)) (steps_of (rank_of s r)).
 Proof.
@@ -169,8 +166,6 @@ Proof.
         (intros j [L|[_ [u E]]]; [apply B2; auto|discriminate]).
 Qed.
 
-(** From the second round on, if a round has made a step, the budget in force in it is the least that any rank accepted when it offered
-    in the round before. So it is the same on all ranks. *)
 Theorem the_budget_in_force_is_the_least_that_any_rank_accepted_the_round_before : forall s r x k, reachable s -> r < W ->
   In x (steps_of (rank_of s r)) -> s_round x = S k -> in_force (cfg r) r (results s) (S k) = least_accepted (cfg 0) W k.
 Proof.

@@ -430,7 +430,6 @@ Theorem no_consumer_is_more_than_one_step_ahead_of_another : forall s r q, sound
   length (taken (rank_of s r)) <= length (taken (rank_of s q)) + 1.
 Proof. intros s r q R Hr Hq. pose proof (d_lockstep _ _ _ R r q Hr Hq). destruct (running s r); lia. Qed.
 
-(** STOP: a consumer that has stopped takes no further step. *)
 Theorem a_consumer_that_stopped_takes_no_further_step : forall s t q, sound s -> leads s t -> q < W -> stopped (rank_of s q) = true ->
   stopped (rank_of t q) = true /\ taken (rank_of t q) = taken (rank_of s q).
 Proof.
@@ -442,7 +441,6 @@ Proof.
   replace (length (taken (rank_of t i)) <? m) with false in E by (symmetry; apply Nat.ltb_ge; lia). discriminate.
 Qed.
 
-(** STOP: no consumer takes more than one step beyond any consumer that stopped, hence beyond the one with the fewest steps. *)
 Theorem no_consumer_takes_more_than_one_step_beyond_one_that_stopped : forall s t r q, sound s -> leads s t -> r < W -> q < W ->
   stopped (rank_of s q) = true -> length (taken (rank_of t r)) <= length (taken (rank_of s q)) + 1.
 Proof.

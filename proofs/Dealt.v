@@ -89,7 +89,6 @@ Qed.
 Lemma place_rises : forall i m, place i <= place (i + m).
 Proof. intros i m. induction m as [|m IH]; [rewrite Nat.add_0_r; apply le_n|rewrite Nat.add_succ_r; cbn [Shards.place]; lia]. Qed.
 
-(** DEAL: together the ranks draw the next places. *)
 Lemma parts_are_the_next_places : forall i m, Permutation (concat (map (fun r => parts r i m) (ranks W))) (seq (place i) (place (i + m) - place i)).
 Proof.
   intros i m. induction m as [|m IH].
@@ -249,8 +248,6 @@ Proof.
   rewrite E in Ix. rewrite Er. exact (steps_are_of_earlier_rounds W own depth _ (own_ok W cfg deal ok) v r x Rv H Ix).
 Qed.
 
-(** UPDATE: at every moment a step is of the last round of an update, and holds only samples of the part of this update that its rank
-    draws. *)
 Theorem an_update_holds_only_what_its_rank_draws_of_it : forall s r x y, shared_reachable s -> r < W -> In x (steps_of (rank_of (base s) r)) -> In y (s_group x) ->
   exists u, s_round x = last_of u /\ In (place_of s r y) (part_of u r).
 Proof.
@@ -261,7 +258,6 @@ Proof.
   rewrite <- (samples_of_a_part s r u R H); [|pose proof (steps_are_early s r x R H Ix); lia]. apply in_map, filter_In. split; [exact I|]. apply of_update_spec, B.
 Qed.
 
-(** UPDATE, COVER, ONCE: once a rank is past update [u], it has planned each place of its part once. *)
 Theorem a_rank_past_an_update_trains_on_what_it_drew_of_it : forall s r u, shared_reachable s -> r < W -> is_past (last_of u) (rank_of (base s) r) ->
   Permutation (dealt_places s u r) (part_of u r).
 Proof.
@@ -300,7 +296,6 @@ Proof.
   rewrite None, (filter_all _ _ false); [reflexivity|]. intros y I. apply positions_of_content in I. apply not_true_is_false. rewrite of_update_spec, F1. lia.
 Qed.
 
-(** Once all ranks are past update [u], together they have planned each place from u n up to (u + 1) n, as far as the order goes, once. *)
 Theorem a_dealt_update_holds_exactly_what_lies_at_its_places : forall s u, shared_reachable s -> (forall r, r < W -> is_past (last_of u) (rank_of (base s) r)) ->
   Permutation (concat (map (dealt_places s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n)).
 Proof.
@@ -311,7 +306,6 @@ Proof.
     rewrite (Nat.min_l _ _ O). replace (Nat.min total (S u * n) - total) with 0 by lia. replace (Nat.min total (S u * n) - u * n) with 0 by lia. reflexivity.
 Qed.
 
-(** DEAL, FREE: a rank has drawn something of an update before its last round, or draws it then, unless the order ends. *)
 Theorem a_rank_has_drawn_some_of_an_update : W <= n -> p = 2 \/ 3 * W <= n -> feeds W total cfg depth order deal wish.
 Proof.
   intros Hn C s r ws R H Bg u next Ph En To Hs. pose proof (some_rounds r H) as Up. destruct (steps_are_of_updates r next H Hs) as [q E].

@@ -10,7 +10,6 @@ Notation reachable := (System.reachable W cfg depth input).
 Notation step := (System.step W cfg depth input).
 Notation whole := (Facts.whole cfg).
 
-(** ABORT, STOP: all ranks that have ended did so in the same round, with the same outcome. *)
 Theorem failure_ends_all_ranks_in_the_same_round : forall {h0} s r q, Keeps.sound W cfg depth input (h0 := h0) s -> r < W -> q < W ->
   is_ending (rank_of s r) = true -> is_ending (rank_of s q) = true ->
   ended_as (rank_of s r) = ended_as (rank_of s q) /\ round (rank_of s r) = round (rank_of s q) /\
@@ -24,7 +23,6 @@ Proof.
   rewrite (k_round _ _ _ _ _ _ Kr), (k_round _ _ _ _ _ _ Kq), (k_released _ _ _ _ _ _ Kr), (k_released _ _ _ _ _ _ Kq). auto.
 Qed.
 
-(** ABORT, STOP: the outcome names a rank that did fail, and its cause, or a rank that did stop. MISMATCH means that fingerprints differ. *)
 Theorem an_outcome_names_the_rank_and_the_cause : forall {h0} s r, Keeps.sound W cfg depth input (h0 := h0) s -> r < W -> is_ending (rank_of s r) = true ->
   exists o, ended_as (rank_of s r) = Some o /\ outcome_true W cfg s o.
 Proof.
@@ -43,7 +41,6 @@ Proof.
   rewrite whole_snoc. unfold h_step. rewrite Kk. destruct (is_bad a); [reflexivity|]. destruct (o_stop_rank a); reflexivity.
 Qed.
 
-(** ABORT: once a failure has been offered, the round's agreement sends every rank to its report. *)
 Theorem a_failure_that_is_offered_ends_the_round : forall s t r o, reachable s -> step s LExchange t -> r < W ->
   at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> o_failed o <> None -> h_kind (whole t) = NReport.
 Proof.
@@ -77,7 +74,6 @@ Proof.
   destruct Y as [[q [c ->]]|[[q ->] D]]; [left|right; eauto]. destruct (d_outcome _ _ s (sound_of ok R) _ _ Hk) as [Y1 Y2]. eauto.
 Qed.
 
-(** ABORT: if configurations differ, no rank ends in any other way. *)
 Theorem where_configurations_differ_every_rank_ends_as_failed_or_mismatch : forall s r, reachable s -> r < W -> is_ending (rank_of s r) = true ->
   (exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0)) ->
   (exists q c, ended_as (rank_of s r) = Some (Failed q c) /\ q < W /\ failure (rank_of s q) = Some c) \/ exists q, ended_as (rank_of s r) = Some (Mismatch q).
@@ -134,8 +130,6 @@ Proof.
   destruct (failure (rank_of s r)); [discriminate|easy].
 Qed.
 
-(** ABORT, STOP: the offer of a failed rank states the failure. If its consumer has stopped, the offer states that, and after how many
-    steps. *)
 Theorem an_offer_says_what_befell_its_rank : forall c r d s e t, transition c r d s e = Some t -> at_phase s <> OFFER -> at_phase t = OFFER ->
   exists o, posted t = Some (MOffer o) /\ (failure t <> None -> o_failed o = Some r) /\
     (stopped t = true -> o_stop_rank o = Some r /\ o_stop_step o = Some (length (taken t))).
@@ -167,7 +161,6 @@ Qed.
 
 Definition least (f : offer -> option nat) (os : list offer) (n : nat) : Prop := (exists x, In x os /\ f x = Some n) /\ forall x k, In x os -> f x = Some k -> n <= k.
 
-(** STOP: STOPPED names the lowest rank and the fewest steps among the stops that were offered (R7.4). *)
 Theorem a_stop_names_the_lowest_rank_and_the_fewest_steps_offered : forall s r q n, reachable s -> r < W -> is_ending (rank_of s r) = true ->
   ended_as (rank_of s r) = Some (Stopped q n) ->
   exists os a, In (map MOffer os, Agreed a) (log s) /\ least o_stop_rank os q /\ least o_stop_step os n.

@@ -50,7 +50,7 @@ Lemma position_bound : forall W c src input d s r, setting_ok W (fun _ => c) -> 
   job W c src input d s -> NoDup (positions (rank_of s r)) /\ forall p, In p (positions (rank_of s r)) -> p < length (input r).
 Proof.
   intros W c src input d s r ok placed H J. pose proof (nothing_is_lost_in_a_job W c src input ok placed d s r J H) as P. simpl in P. apply (Permutation_map pos) in P. rewrite map_app in P.
-  rewrite (map_numbered _ pos (input r) (fun i x => placed r i x H)) in P. fold (positions (rank_of s r)) in P. split.
+  rewrite (map_numbered _ _ pos (fun i => i) (input r) (fun i x => placed r i x H)), map_id in P. fold (positions (rank_of s r)) in P. split.
   - exact (NoDup_first _ _ _ (Permutation_NoDup (Permutation_sym P) (seq_NoDup _ _))).
   - intros p I. assert (J' : In p (seq 0 (length (input r)))) by (apply (Permutation_in _ P), in_or_app; left; exact I). apply in_seq in J'. lia.
 Qed.
@@ -94,14 +94,12 @@ Proof.
   apply concat_perms. intros r Hr. apply in_seq in Hr. rewrite pick_pick by apply share_bound. apply pick_perm. apply Each. lia.
 Qed.
 
-(** What was trained on and what is left are the epoch, each item once. *)
 Theorem what_was_trained_on_and_what_is_left_are_the_epoch : forall order trained left, trained_on order trained left -> Permutation (trained ++ left) order.
 Proof.
   intros order trained left T. induction T as [|trained left W c src input depths moments t T IH Sv J Ht]; [reflexivity|].
   rewrite <- app_assoc, (one_job_splits W c src input left depths moments t Sv J Ht). exact IH.
 Qed.
 
-(** RESUME, ONCE: at every moment of the job that continues, no item is planned that was trained on before, and none is planned twice. *)
 Theorem over_any_number_of_ranks_no_item_is_planned_twice : forall order trained left W c src input d s, trained_on order trained left -> serves W c input left ->
   job W c src input d s -> exists others, Permutation (trained ++ items W left (fun r => positions (rank_of s r)) ++ others) order.
 Proof.
@@ -116,8 +114,6 @@ Proof.
   - intros p. rewrite in_app_iff, filter_In, in_seq. split; [intros [I|[I _]]; [specialize (Bp p I)|]; lia|]. intros I. destruct (among p (positions (rank_of s r))) eqn:M; [left; apply among_in, M|right; auto].
 Qed.
 
-(** RESUME, COVER: once the last of these jobs is COMPLETE in join mode, each item of the epoch was trained on or is planned, exactly once,
-    however often the number of ranks has changed. *)
 Theorem over_any_number_of_ranks_each_item_is_planned_exactly_once : forall order trained left W c src input d s, trained_on order trained left -> serves W c input left ->
   job W c src input d s -> c_is_quota c = false -> c_quota c = None ->
   (forall r, r < W -> is_ending (rank_of s r) = true /\ ended_as (rank_of s r) = Some Complete) ->
@@ -128,7 +124,7 @@ Proof.
   { rewrite <- (Permutation_length (the_shares_of_the_new_ranks_are_what_is_left A W left (some_rank _ _ ok))). unfold items. apply Permutation_length, concat_perms.
     intros r Hr. apply in_seq in Hr. assert (H : r < W) by lia. destruct (E r H) as [E1 E2].
     pose proof (a_complete_rank_of_a_job_has_planned_its_whole_input W c src input ok placed d s r J H Jm Nq E1 E2) as C. apply (Permutation_map pos) in C. fold (positions (rank_of s r)) in C.
-    rewrite (pick_perm _ _ _ _ C), (map_numbered _ pos (input r) (fun i x => placed r i x H)), (len r H). rewrite <- (pick_all A (pick left (share_of W r (length left)))) at 2.
+    rewrite (pick_perm _ _ _ _ C), (map_numbered _ _ pos (fun i => i) (input r) (fun i x => placed r i x H)), map_id, (len r H). rewrite <- (pick_all A (pick left (share_of W r (length left)))) at 2.
     apply pick_perm. rewrite pick_length by apply share_bound. reflexivity. }
   pose proof (what_was_trained_on_and_what_is_left_are_the_epoch order trained left T) as Q. pose proof (Permutation_length P) as P1. rewrite <- (Permutation_length Q), !app_length, L in P1.
   destruct others; [rewrite app_nil_r in P; exact P|simpl in P1; lia].

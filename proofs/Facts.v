@@ -127,20 +127,16 @@ Proof. intros r a. revert r. induction a as [|x a IH]; intros [|r] [|y b]; simpl
 Lemma nth_costs_of_group : forall r g, nth r (n_costs (count_group g)) 0 = used r g.
 Proof. intros r. induction g as [|x g IH]; simpl; [destruct r; reflexivity|]. rewrite nth_add_costs. simpl in IH. rewrite IH. reflexivity. Qed.
 
-Lemma fold_add_samples : forall l a, n_samples (fold_left add_counts l a) = n_samples a + sum_nat (map n_samples l).
-Proof. induction l as [|x l IH]; simpl; intros a; [lia|]. rewrite IH. simpl. lia. Qed.
+(** A field that is added when counts are. *)
+Lemma fold_add : forall (f : counts -> nat), (forall a b, f (add_counts a b) = f a + f b) -> forall l a, f (fold_left add_counts l a) = f a + sum_over f l.
+Proof. intros f H. induction l as [|x l IH]; simpl; intros a; [lia|]. rewrite IH, H. lia. Qed.
 
-Lemma sum_nat_positive : forall (f : nat -> nat) l, 0 < sum_nat (map f l) <-> exists q, In q l /\ 0 < f q.
+Lemma sum_over_positive : forall (A : Type) (f : A -> nat) l, 0 < sum_over f l <-> exists q, In q l /\ 0 < f q.
 Proof.
-  intros f. induction l as [|x l IH]; simpl.
-  - split; [lia|intros [q [[] _]]].
-  - split.
-    + intros P. destruct (f x) eqn:F; [|exists x; split; [left; reflexivity|lia]]. apply IH in P as [q [Hq P]]. exists q. auto.
-    + intros [q [[<-|Hq] P]]; [lia|]. assert (0 < sum_nat (map f l)) by (apply IH; exists q; auto). lia.
+  intros A f. induction l as [|x l IH]; simpl; [split; [lia|intros [q [[] _]]]|]. split.
+  - intros P. destruct (f x) eqn:F; [|exists x; split; [auto|lia]]. apply IH in P as [q [Hq P]]. eauto.
+  - intros [q [[<-|Hq] P]]; [lia|]. assert (0 < sum_over f l) by (apply IH; eauto). lia.
 Qed.
-
-Lemma fold_add_costs : forall r l a, nth r (n_costs (fold_left add_counts l a)) 0 = nth r (n_costs a) 0 + sum_nat (map (fun c => nth r (n_costs c) 0) l).
-Proof. induction l as [|x l IH]; simpl; intros a; [lia|]. rewrite IH. simpl. rewrite nth_add_costs. lia. Qed.
 
 Lemma add_lists_nth : forall a b j, length a = length b -> nth j (add_lists a b) zero_counts = add_counts (nth j a zero_counts) (nth j b zero_counts).
 Proof.
@@ -201,7 +197,7 @@ Proof.
   pose proof (Permutation_length (ok_group_perm _ OK (budget u) (window u))) as Lp. constructor.
   - enough (length (groups u) <= length (window u)) by (rewrite R5, R4; exact H). rewrite R3', <- Lp. apply concat_of_nonempty, (ok_group_nonempty _ OK).
   - rewrite R4, R5, R3'. intros L. destruct (c_group c (budget u) (window u)); simpl in *; lia.
-  - rewrite R7, R5. apply count_due_le.
+  - rewrite R7, R5. unfold count_due. rewrite <- (Permutation_length (filter_split _ (is_due (due_before c u)) (groups u))), app_length. lia.
   - intros g Eg. apply (ready_groups_to_emit c c0 r inp h u o g); assumption.
 Qed.
 

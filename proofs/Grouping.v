@@ -31,10 +31,7 @@ Definition ascending : list sample -> Prop := StronglySorted (fun x y => len x <
 Definition descending : list sample -> Prop := StronglySorted (fun x y => len y <= len x).
 
 Lemma shorter_orders : orders shorter.
-Proof.
-  split; unfold shorter; [intros x y|intros x y z]; rewrite ?Bool.orb_false_iff, ?Bool.andb_false_iff, ?Bool.orb_true_iff, ?Bool.andb_true_iff, ?Nat.ltb_lt, ?Nat.ltb_ge,
-    ?Nat.leb_le, ?Nat.leb_gt, ?Nat.eqb_eq, ?Nat.eqb_neq; lia.
-Qed.
+Proof. unfold shorter. orders_numbers. Qed.
 
 Lemma sort_length_ascending : forall l, ascending (sort_length l).
 Proof.
@@ -99,17 +96,7 @@ Qed.
     For tokens alone, without further limits. A counting argument: [count_ge t l] samples of [l] have at least [t] tokens. A group that
     holds a sample at least as long as the longest one left can be replaced by the same number of the longest samples left. *)
 
-Fixpoint count_ge (t : nat) (l : list sample) : nat :=
-  match l with [] => 0 | x :: r => (if t <=? len x then 1 else 0) + count_ge t r end.
-
-Lemma count_ge_app : forall t l m, count_ge t (l ++ m) = count_ge t l + count_ge t m.
-Proof. induction l as [|x l IH]; simpl; intros m; [reflexivity|]. rewrite IH. lia. Qed.
-
-Lemma count_ge_length : forall t l, count_ge t l <= length l.
-Proof. induction l as [|x l IH]; simpl; [lia|]. destruct (t <=? len x); lia. Qed.
-
-Lemma count_ge_perm : forall t l m, Permutation l m -> count_ge t l = count_ge t m.
-Proof. induction 1; simpl; lia. Qed.
+Notation count_ge t := (sum_over (fun x => if t <=? len x then 1 else 0)).
 
 Lemma count_ge_pos : forall t l, 1 <= count_ge t l -> exists x, In x l /\ t <= len x.
 Proof.
@@ -118,20 +105,14 @@ Proof.
   - destruct (IH H) as [y [? ?]]. eauto.
 Qed.
 
-Lemma count_ge_none : forall t l, (forall x, In x l -> len x < t) -> count_ge t l = 0.
-Proof.
-  induction l as [|x l IH]; simpl; intros H; [reflexivity|].
-  assert (len x < t) by auto. destruct (t <=? len x) eqn:E; [apply Nat.leb_le in E; lia|]. apply IH. auto.
-Qed.
-
 Lemma count_ge_skipn : forall t l n, descending l -> count_ge t (skipn n l) <= count_ge t l - n.
 Proof.
   induction l as [|x l IH]; intros n H.
   - rewrite skipn_nil. simpl. lia.
   - destruct n as [|n]; simpl skipn; [lia|]. inversion H as [|? ? H1 H2]; subst.
     specialize (IH n H1). simpl. destruct (t <=? len x) eqn:E; [lia|].
-    assert (count_ge t l = 0); [|lia].
-    apply count_ge_none. intros y Hy. rewrite Forall_forall in H2. specialize (H2 y Hy). apply Nat.leb_gt in E. lia.
+    enough (Z : count_ge t l <= sum_over (fun _ => 0) l) by (rewrite sum_over_const in Z; lia).
+    apply sum_over_le. intros y Hy. rewrite Forall_forall in H2. specialize (H2 y Hy). apply Nat.leb_gt in E. destruct (Nat.leb_spec t (len y)); lia.
 Qed.
 
 Lemma partition_as_runs : forall b n P l, length P = n -> descending l -> Forall (fits b b []) P ->
@@ -152,8 +133,8 @@ Proof.
     + rewrite <- (firstn_skipn (length g)) in So. apply sorted_app in So. apply So.
     + rewrite Forall_app in *. destruct F as [F1 F2]. inversion F2; subst. split; assumption.
     + intros t. eapply Nat.le_trans; [apply count_ge_skipn, So|]. specialize (D t).
-      rewrite concat_app in D. simpl in D. rewrite !count_ge_app in D. rewrite concat_app, count_ge_app.
-      assert (count_ge t g <= length g) by apply count_ge_length.
+      rewrite concat_app in D. simpl in D. rewrite !sum_over_app in D. rewrite concat_app, sum_over_app.
+      assert (Lc : count_ge t g <= sum_over (fun _ => 1) g) by (apply sum_over_le; intros z _; simpl; destruct (t <=? len z); lia). rewrite sum_over_const in Lc.
       change (count_ge t (x :: l)) with ((if t <=? len x then 1 else 0) + count_ge t l) in *. lia.
     + exists (firstn (length g) (x :: l) :: Q). simpl concat. rewrite Q1, firstn_skipn. split; [reflexivity|]. split; [|simpl; lia].
       constructor; [|assumption].
@@ -184,7 +165,7 @@ Proof.
   intros b w P Pm F. unfold compute_groups. rewrite map_length. set (l := sort_length w).
   destruct (partition_as_runs b (length P) P (rev l)) as [Q [E [FQ LQ]]]; auto.
   - apply (sorted_rev _ _ l), sort_length_ascending.
-  - intros t. apply Nat.eq_le_incl, count_ge_perm. rewrite <- Permutation_rev. rewrite Pm. apply sort_length_perm.
+  - intros t. apply Nat.eq_le_incl, sum_over_perm. rewrite <- Permutation_rev. rewrite Pm. apply sort_length_perm.
   - destruct (runs_reversed b Q FQ) as [FR [ER LR]]. rewrite E, rev_involutive in ER. rewrite <- LR in LQ. eapply Nat.le_trans; [|exact LQ].
     apply (no_good_runs_are_fewer _ _ (fits b b [])); [| |exact FR|exact ER].
     + intros g h k. apply (fits_part b b [] h (g ++ k)). rewrite !app_assoc. apply Permutation_app_tail, Permutation_app_comm.

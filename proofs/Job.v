@@ -512,9 +512,7 @@ Qed.
 Theorem with_shared_shards_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next : forall k s n t r q,
   shared_reachable s -> shared_path s n t -> r < W -> q < W ->
   hit k (rank_of (base s) r) -> is_ending (rank_of (base s) r) = false -> is_ending (rank_of (base t) q) = true -> is_lost (rank_of (base t) q) = false ->
-  (round (rank_of (base t) q) = round (rank_of (base s) r) \/ round (rank_of (base t) q) = S (round (rank_of (base s) r))) /\
-  exists o, ended_as (rank_of (base t) q) = Some o /\ outcome_true W own (base t) o /\
-    (ends_by k o \/ (had_offered k (rank_of (base s) r) /\ round (rank_of (base t) q) = round (rank_of (base s) r))).
+  ends_in_time k (rank_of (base s) r) (rank_of (base t) q) (outcome_true W own (base t)).
 Proof.
   intros k s n t r q R P. destruct (a_path_of_shared_shards_is_one_of_shards_of_ones_own s n t R P) as [Rb [m Pb]].
   exact (with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next W own depth _ own_ok k (base s) m (base t) r q (on_its_way own_ok Rb) Pb).
@@ -537,13 +535,11 @@ Proof.
     (fun q i y _ => content_is_numbered _ 0 i y) (base s) m (base t) r x Rb Pb).
 Qed.
 
-(** CONSERVE: the samples in steps, in alignment, in the window and drawn but unread are what the rank has drawn. *)
 Theorem with_shared_shards_nothing_is_lost : forall s r, shared_reachable s -> r < W ->
   let u := rank_of (base s) r in
   Permutation (samples_of (steps_of u) ++ concat (aligned u) ++ window u ++ skipn (read u) (content (places s r))) (content (places s r)).
 Proof. intros s r R. exact (with_losses_no_sample_goes_missing W own depth _ (base s) r (on_its_way own_ok (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R))). Qed.
 
-(** DEAL: a rank has drawn what was dealt to it, according to the wants that all ranks were told in its rounds. *)
 Theorem a_rank_has_drawn_what_was_dealt_to_it : forall s r, shared_reachable s -> r < W -> begun s r = true ->
   places s r = drawn_by r (rounds_of s r) /\ upto s r = drawn (rounds_of s r) /\
   length (rounds_of s r) = S (round (rank_of (base s) r)).
@@ -561,7 +557,6 @@ Proof.
   rewrite app_assoc, <- rev_app_distr, <- flat_map_app, firstn_skipn. reflexivity.
 Qed.
 
-(** DEAL: of two ranks in the same round, the order has ended on both or on neither, and is drawn equally far. *)
 Theorem the_order_ends_on_all_ranks_in_the_same_round : forall s r q, shared_reachable s -> r < W -> q < W -> begun s r = true -> begun s q = true ->
   round (rank_of (base s) r) = round (rank_of (base s) q) ->
   ended (rank_of (base s) r) = ended (rank_of (base s) q) /\ upto s r = upto s q.
@@ -600,8 +595,6 @@ Qed.
 Definition place_of (s : shared_sys) (r : nat) (x : sample) : nat := nth (pos x) (places s r) 0.
 Definition planned_places (s : shared_sys) (r : nat) : list nat := map (place_of s r) (samples_of (steps_of (rank_of (base s) r))).
 
-(** TERM: no schedule is longer than the bound for shards of their own with the same number of samples, plus a beginning and a loss for
-    each rank. *)
 Theorem with_shared_shards_every_schedule_ends_within_the_bound : forall n s, shared_run n s -> let rounds := update_rounds (cfg 0) * S total - 1 in
   n <= 2 * rounds + 2 + W * (4 * rounds + 2 * total + 7) + total + W + W.
 Proof.
@@ -610,12 +603,12 @@ Proof.
   assert (Few : Termination.total W input <= total).
   { pose proof (no_more_is_drawn_than_there_is W total deal deal_next (every_round s)) as D.
     pose proof (Permutation_length (every_place_dealt_is_drawn_once_by_one_rank W total deal deal_next (every_round s))) as L.
-    rewrite seq_length in L. rewrite <- L in D. eapply Nat.le_trans; [|exact D]. unfold Termination.total, sum_over, ranks.
+    rewrite seq_length in L. rewrite <- L in D. eapply Nat.le_trans; [|exact D]. unfold Termination.total, ranks.
     assert (A : forall q, In q (seq 0 W) -> q < W) by (intros q I; apply in_seq in I; lia). revert A. generalize (seq 0 W). clear D L.
     induction l as [|q l IH]; intros A; simpl; [lia|]. rewrite app_length. specialize (IH (fun z I => A z (or_intror I))).
     destruct (places_first s q B (A q (or_introl eq_refl))) as [more E]. rewrite E, app_length. unfold input at 1. rewrite content_length. lia. }
-  assert (None : sum_over W (fun r => if c_bounded (own r) r then exchanges W own input + 1 else 0) = 0).
-  { unfold sum_over. induction (seq 0 W) as [|q l IH]; [reflexivity|]. simpl. rewrite IH. unfold c_bounded. simpl. rewrite andb_false_r. reflexivity. }
+  assert (None : over W (fun r => if c_bounded (own r) r then exchanges W own input + 1 else 0) = 0).
+  { rewrite (sum_over_ext _ _ (fun _ => 0)), sum_over_const by (intros r; unfold c_bounded; simpl; rewrite andb_false_r; reflexivity). lia. }
   assert (Fewer : most_rounds W own input <= rounds).
   { unfold most_rounds, rounds. change (update_rounds (own 0)) with (update_rounds (cfg 0)). apply Nat.sub_le_mono_r, Nat.mul_le_mono_l. lia. }
   unfold bound in Bd. rewrite None in Bd. unfold exchanges in Bd.
@@ -631,7 +624,6 @@ Qed.
 Lemma place_of_content : forall s r, map (place_of s r) (content (places s r)) = places s r.
 Proof. intros s r. pose proof (places_of_a_part (places s r) [] []) as H. rewrite app_nil_r in H. exact H. Qed.
 
-(** ONCE: at every moment, no place of the order is in two steps of the job, of one rank or of two. *)
 Theorem no_place_is_in_two_steps_of_the_job : forall s, shared_reachable s -> NoDup (concat (map (planned_places s) (seq 0 W))).
 Proof.
   intros s R. pose proof (shared_books s R) as B.
@@ -645,7 +637,6 @@ Proof.
   apply Permutation_map. symmetry. exact (with_shared_shards_nothing_is_lost s r R Hr).
 Qed.
 
-(** A rank that is COMPLETE in join mode has planned everything it has drawn, and the order has ended. *)
 Lemma a_complete_rank_has_planned_what_it_has_drawn : forall s r, shared_reachable s -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   is_ending (rank_of (base s) r) = true -> ended_as (rank_of (base s) r) = Some Complete ->
   drawn (rounds_of s r) = total /\ begun s r = true /\ Permutation (samples_of (steps_of (rank_of (base s) r))) (content (places s r)).
@@ -661,7 +652,6 @@ Proof.
   exact (a_complete_rank_has_read_its_whole_input W own depth input v r (sound_of own_ok Rv) Hr Jm Nq En O).
 Qed.
 
-(** COVER: when all ranks are COMPLETE in join mode, the job has planned each place of the order exactly once. *)
 Theorem a_complete_job_has_planned_each_place_once : forall s, shared_reachable s -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   (forall r, r < W -> is_ending (rank_of (base s) r) = true /\ ended_as (rank_of (base s) r) = Some Complete) ->
   Permutation (concat (map (planned_places s) (seq 0 W))) (seq 0 total).
@@ -679,7 +669,7 @@ End Job.
 
 (** ** The shipped deal, and wants by tokens (R14.2) *)
 
-Definition tokens_of (l : list sample) : nat := sum_nat (map len l).
+Definition tokens_of (l : list sample) : nat := sum_over len l.
 
 (** The size of a window. For packed rows near the end it is at most what is left for each rank, but at least half the size. *)
 Definition shared_window (W total : nat) (is_packed : bool) (size d : nat) : nat :=

@@ -15,7 +15,7 @@ Definition window_of (W : nat) (loss : sample -> list Q) (s : sys) (j m : nat) :
   map (fun r => map (fun i => losses_of loss (nth i (groups_of (rank_of s r)) [])) (seq j m)) (seq 0 W).
 
 (** The number of supervised tokens of all ranks in these steps, according to the steps of one rank. *)
-Definition counted (u : state) (j m : nat) : nat := sum_nat (map (fun x => n_supervised (s_counts x)) (firstn m (skipn j (steps_of u)))).
+Definition counted (u : state) (j m : nat) : nat := sum_over (fun x => n_supervised (s_counts x)) (firstn m (skipn j (steps_of u))).
 
 (** The scale of a rank's loss, from what the rank knows: its own batch, [W], and the counts of its steps. *)
 Definition scale_of_mean (W total : nat) (m : micro) : Q :=
@@ -23,24 +23,11 @@ Definition scale_of_mean (W total : nat) (m : micro) : Q :=
 Definition scale_of_sum (W total : nat) (m : micro) : Q :=
   match m with Batch _ => (q_of W / q_of total)%Q | Idle _ => 0%Q end.
 
-Lemma sum_supervised : forall l a, n_supervised (fold_left add_counts l a) = n_supervised a + sum_nat (map n_supervised l).
-Proof. induction l as [|x l IH]; simpl; intros a; [lia|]. rewrite IH. simpl. lia. Qed.
-
 Lemma losses_supervised : forall loss g, (forall x, length (loss x) = sup x) -> supervised (losses_of loss g) = n_supervised (count_group g).
 Proof.
-  intros loss g L. assert (F : length (flat_map loss g) = sum_nat (map sup g)).
+  intros loss g L. assert (F : length (flat_map loss g) = sum_over sup g).
   { induction g as [|x g IH]; simpl; [reflexivity|]. rewrite app_length, L, IH. reflexivity. }
   unfold losses_of, supervised, count_group. simpl. destruct g; [reflexivity|exact F].
-Qed.
-
-Lemma firstn_skipn_map : forall (A B : Type) (f : A -> B) (g : nat -> B) l m j, j + m <= length l -> (forall i x, nth_error l i = Some x -> f x = g i) ->
-  map f (firstn m (skipn j l)) = map g (seq j m).
-Proof.
-  intros A B f g l m. induction m as [|m IH]; intros j L H; [reflexivity|]. simpl seq. simpl map.
-  destruct (nth_error l j) as [x|] eqn:E; [|apply nth_error_None in E; lia].
-  assert (Sk : skipn j l = x :: skipn (S j) l).
-  { clear - E. revert j E. induction l as [|y l IH]; intros j E; [destruct j; discriminate|]. destruct j; [injection E as ->; reflexivity|]. simpl in *. rewrite (IH j E). reflexivity. }
-  rewrite Sk. change (f x :: map f (firstn m (skipn (S j) l)) = g j :: map g (seq (S j) m)). rewrite (H j x E). f_equal. apply IH; [lia|exact H].
 Qed.
 
 Section Joined.
@@ -51,12 +38,11 @@ Lemma counted_is_all_supervised : forall {h0} loss s r j m, (forall x, length (l
   j + m <= length (steps_of (rank_of s r)) -> all_supervised (window_of W loss s j m) = counted (rank_of s r) j m.
 Proof.
   intros h0 loss s r j m L R H Lj. unfold counted.
-  set (own := fun i => sum_nat (map (fun q => n_supervised (count_group (nth i (groups_of (rank_of s q)) []))) (seq 0 W))).
-  rewrite (firstn_skipn_map _ _ (fun x => n_supervised (s_counts x)) own (steps_of (rank_of s r)) m j Lj).
-  2:{ intros i x E. unfold own. rewrite (global_counts_are_the_sums_over_all_ranks W cfg depth input s r i x R H E).
-      unfold sum_counts. rewrite sum_supervised. simpl. rewrite map_map. reflexivity. }
-  unfold own. rewrite sum_swap. unfold all_supervised, window_of, sum_nat. f_equal. rewrite map_map. apply map_ext. intros q. f_equal. rewrite map_map. apply map_ext. intros i.
-  apply losses_supervised, L.
+  set (own := fun i => over W (fun q => n_supervised (count_group (nth i (groups_of (rank_of s q)) [])))).
+  rewrite <- (sum_over_map _ _ (fun n => n)), <- firstn_map, <- skipn_map, (map_numbered _ _ _ own), skipn_map, firstn_map, seq_part, sum_over_map; try exact Lj.
+  - unfold own. rewrite sum_over_swap. unfold all_supervised, window_of. rewrite sum_over_map. apply sum_over_ext. intros q. rewrite sum_over_map. apply sum_over_ext.
+    intros i. apply losses_supervised, L.
+  - intros i x E. unfold own. rewrite (global_counts_are_the_sums_over_all_ranks W cfg depth input s r i x R H E). unfold sum_counts. rewrite (fold_add n_supervised) by reflexivity. apply sum_over_map.
 Qed.
 
 (** WEIGHT, for the steps that the system makes: whatever the losses of the supervised tokens are, over any [m] steps from step [j] on, with
@@ -111,7 +97,6 @@ Hypothesis bounded : within_bounds rule.
 Notation one := (shipped shape C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o windowed).
 Notation all := (fun _ : nat => one).
 
-(** All assumptions about the ranks hold. *)
 Theorem ranks_with_the_shipped_configuration_meet_every_assumption : setting_ok W all.
 Proof. constructor; auto. intros r _. apply the_shipped_configuration_meets_every_assumption; assumption. Qed.
 
@@ -184,7 +169,6 @@ Proof.
   - exact (in_the_order_sampler_no_position_is_in_a_later_step_than_a_greater_one W all depth input ok G Al A u r Ru H).
 Qed.
 
-(** TERM in join mode: rounds and exchanges are bounded by the largest shard. *)
 Theorem the_shipped_configuration_makes_no_more_rounds_than_the_largest_shard_has_samples : forall largest, is_quota = false -> quota = None ->
   (forall r, r < W -> length (input r) <= largest) -> forall s r, System.reachable W all depth input s -> r < W ->
   round (rank_of s r) <= largest /\ length (log s) <= 2 * largest + 2.

@@ -54,7 +54,7 @@ Qed.
 
 Lemma sum_counts_ge : forall (f : nat -> counts) n q, q < n -> n_samples (f q) <= n_samples (sum_counts (map f (seq 0 n))).
 Proof.
-  intros f n q H. unfold sum_counts. rewrite fold_add_samples. simpl. assert (X : In q (seq 0 n)) by (apply in_seq; lia). clear H.
+  intros f n q H. unfold sum_counts. rewrite (fold_add n_samples) by reflexivity. simpl. assert (X : In q (seq 0 n)) by (apply in_seq; lia). clear H.
   induction (seq 0 n) as [|i l IH]; simpl in *; [easy|]. destruct X as [->|X]; [lia|]. specialize (IH X). lia.
 Qed.
 
@@ -81,7 +81,7 @@ Definition failing (s : sys) (q : nat) : Prop :=
 (** The rank holds nothing and awaits nothing, and its source has ended. *)
 Definition dry (s : sys) (q : nat) : Prop := window (rank_of s q) = [] /\ wanted (rank_of s q) = 0 /\ ended (rank_of s q) = true.
 
-Definition planned_samples (h : hist) (n : nat) : nat := sum_nat (map (fun x => n_samples (snd x)) (firstn n (h_steps h))).
+Definition planned_samples (h : hist) (n : nat) : nat := sum_over (fun x => n_samples (snd x)) (firstn n (h_steps h)).
 
 Definition true_counts (s : sys) (j : nat) : counts :=
   sum_counts (map (fun q => count_group (nth j (groups_of (rank_of s q)) [])) (seq 0 W)).
@@ -245,8 +245,7 @@ Proof.
   assert (Tr : forall j, true_counts s' j = true_counts s j) by reflexivity.
   destruct x as [a|cs|rs].
   - destruct (pending_offers W cfg depth input s a I P R) as [os [A [Em [X1 X2]]]].
-    assert (Hs : h_steps (whole s') = h_steps (whole s)).
-    { rewrite Wh. unfold h_step. rewrite Hk. destruct (is_bad a); [reflexivity|]. destruct (o_stop_rank a); reflexivity. }
+    assert (Hs : h_steps (whole s') = h_steps (whole s)) by (rewrite Wh; apply only_sums_add_steps; discriminate).
     assert (Hq : quota_met (whole s') = quota_met (whole s)) by (unfold Facts.quota_met, h_samples; rewrite Hs; reflexivity).
     constructor; try rewrite Hs; try rewrite Hq; try apply S.
     + intros t Ht. rewrite Wh in Ht. unfold h_step in Ht. rewrite Hk in Ht. destruct (is_bad a) eqn:B; [discriminate|]. destruct (o_stop_rank a) eqn:Sr; [discriminate|]. simpl in Ht.
@@ -320,12 +319,12 @@ Proof.
         destruct (Nat.eq_dec m (length (h_steps (whole s)))) as [->|NE].
         -- rewrite firstn_all. right. exact T2.
         -- apply (n_first s S). lia.
-      * right. rewrite firstn_app, firstn_all2 by lia. rewrite map_app, sum_nat_app, firstn_make_shared, make_shared_samples, firstn_firstn.
+      * right. rewrite firstn_app, firstn_all2 by lia. rewrite sum_over_app, firstn_make_shared, make_shared_samples, firstn_firstn.
         replace (Nat.min (m - length (h_steps (whole s))) n) with (m - length (h_steps (whole s))) by lia.
         unfold is_quota_met. destruct (c_quota (cfg 0)) as [Q|] eqn:EQ; [|reflexivity]. apply Nat.leb_gt.
         destruct (cut_at_first Q cs (h_samples (whole s)) (m - length (h_steps (whole s)))) as [Z|Z]; [unfold n, cut in Hm; rewrite EQ in Hm; lia|lia|exact Z].
     + intros j x Hx. rewrite Tr. apply Truth, Hx.
-  - assert (Hs : h_steps (whole s') = h_steps (whole s)) by (rewrite Wh; unfold h_step; rewrite Hk; destruct (failure_of rs); reflexivity).
+  - assert (Hs : h_steps (whole s') = h_steps (whole s)) by (rewrite Wh; apply only_sums_add_steps; discriminate).
     constructor; try rewrite Hs; try apply S.
     + intros t Ht. rewrite Wh in Ht. unfold h_step in Ht. rewrite Hk in Ht. destruct (failure_of rs); [discriminate|congruence].
     + intros _. apply (n_report s S Hk).

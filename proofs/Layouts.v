@@ -26,7 +26,7 @@ Qed.
 Inductive layout := Padded | Packed.
 
 (** The cost of a row: the sum over its samples. *)
-Fixpoint row_cost (C : nat -> nat) (g : group) : nat := match g with [] => 0 | x :: r => C (len x) + row_cost C r end.
+Notation row_cost C := (sum_over (fun x => C (len x))).
 
 (** The smallest number of first samples that together cost [half], but never all samples. *)
 Fixpoint reach (C : nat -> nat) (half : nat) (g : group) : nat :=
@@ -68,23 +68,16 @@ Proof.
   intros [|] b most limits w; simpl; auto using groups_hold_exactly_the_window, no_group_is_empty, rows_hold_exactly_the_window, no_row_is_empty.
 Qed.
 
-(** A group that fits also fits without some of its samples. *)
 Lemma fits_in_passes_on : forall l b most limits, passes_on (fits_in l b most limits).
 Proof.
   intros [|] b most limits part rest g P; [apply fits_part with (rest := rest); exact P|].
   intros [F|[F [_ Wa]]]; [left|right].
   - apply Permutation_length in P. rewrite app_length in P. lia.
-  - simpl in *. rewrite <- (total_perm _ _ P), total_app in F. split; [lia|]. split; [lia|].
-    eapply is_within_le; [|exact Wa]. intros r. rewrite <- (used_perm r _ _ P), used_app. lia.
+  - simpl in *. rewrite <- (sum_over_perm len P), sum_over_app in F. split; [lia|]. split; [lia|].
+    eapply is_within_le; [|exact Wa]. intros r. rewrite <- (sum_over_perm _ P), sum_over_app. lia.
 Qed.
 
 (** ** Costs of groups *)
-
-Lemma row_cost_app : forall C g h, row_cost C (g ++ h) = row_cost C g + row_cost C h.
-Proof. induction g as [|x g IH]; simpl; intros h; [reflexivity|]. rewrite IH. lia. Qed.
-
-Lemma row_cost_perm : forall C g h, Permutation g h -> row_cost C g = row_cost C h.
-Proof. induction 1; simpl; lia. Qed.
 
 Lemma reach_step : forall C half x y g, reach C half (x :: y :: g) =
   if half <=? C (len x) then 1 else S (reach C (half - C (len x)) (y :: g)).
@@ -105,7 +98,7 @@ Proof.
   - intros part rest g P. rewrite <- (longest_perm _ _ P), longest_app. apply Permutation_length in P. rewrite app_length in P.
     apply Nat.mul_le_mono; [lia|]. apply Mo. lia.
   - intros g L. apply reach_bounds, L.
-  - intros part rest g P. rewrite <- (row_cost_perm C _ _ P), row_cost_app. lia.
+  - intros part rest g P. rewrite <- (sum_over_perm _ P), sum_over_app. lia.
 Qed.
 
 (** If each sample has a token, a part that lacks a sample costs less than the whole group. So splitting the most costly group evens out. *)
@@ -119,7 +112,7 @@ Proof.
     set (most := Nat.max (longest part) (Nat.max (len x) (longest rest))).
     assert (1 <= C most) by (apply Po; unfold most; lia). assert (C (longest part) <= C most) by (apply Mo; unfold most; lia).
     assert (length part * C (longest part) <= length part * C most) by (apply Nat.mul_le_mono_l; assumption). nia.
-  - rewrite <- (row_cost_perm C _ _ P), row_cost_app. simpl. specialize (Po _ Lx). lia.
+  - rewrite <- (sum_over_perm _ P), sum_over_app. simpl. specialize (Po _ Lx). lia.
 Qed.
 
 (** If the first part of a row does not cost half of the row, it lacks only the last sample. Any shorter first part costs less than half. *)

@@ -3,12 +3,7 @@ Require Import List Arith Lia Bool Permutation Sorted.
 Import ListNotations.
 
 Lemma concat_perm : forall (A : Type) (g h : list (list A)), Permutation g h -> Permutation (concat g) (concat h).
-Proof.
-  induction 1; simpl; auto.
-  - apply Permutation_app_head, IHPermutation.
-  - rewrite !app_assoc. apply Permutation_app_tail, Permutation_app_comm.
-  - eapply Permutation_trans; eauto.
-Qed.
+Proof. intros A g h P. rewrite <- (map_id g), <- (map_id h), <- !flat_map_concat_map. apply Permutation_flat_map, P. Qed.
 
 Lemma concat_repeat_nil : forall (A : Type) n, concat (repeat ([] : list A) n) = [].
 Proof. induction n; simpl; auto. Qed.
@@ -37,6 +32,43 @@ Lemma concat_map_app : forall (A B : Type) (f g : A -> list B) l,
   Permutation (concat (map (fun x => f x ++ g x) l)) (concat (map f l) ++ concat (map g l)).
 Proof.
   intros A B f g. induction l as [|x l IH]; simpl; [constructor|]. rewrite IH, <- !app_assoc. apply Permutation_app_head, Permutation_app_swap_app.
+Qed.
+
+(** ** Sums *)
+
+Fixpoint sum_over {A : Type} (f : A -> nat) (l : list A) : nat := match l with [] => 0 | x :: r => f x + sum_over f r end.
+Notation sum := (sum_over (fun n => n)).
+
+Lemma sum_over_app : forall (A : Type) (f : A -> nat) l m, sum_over f (l ++ m) = sum_over f l + sum_over f m.
+Proof. induction l as [|x l IH]; simpl; intros m; [reflexivity|]. rewrite IH. lia. Qed.
+
+Lemma sum_over_perm : forall {A : Type} (f : A -> nat) {l m}, Permutation l m -> sum_over f l = sum_over f m.
+Proof. induction 1; simpl; lia. Qed.
+
+Lemma sum_over_map : forall (A B : Type) (f : B -> nat) (g : A -> B) l, sum_over f (map g l) = sum_over (fun x => f (g x)) l.
+Proof. induction l; simpl; congruence. Qed.
+
+Lemma sum_over_ext : forall (A : Type) (f g : A -> nat) l, (forall x, f x = g x) -> sum_over f l = sum_over g l.
+Proof. intros A f g l E. induction l; simpl; congruence. Qed.
+
+Lemma sum_over_add : forall (A : Type) (f g : A -> nat) l, sum_over (fun x => f x + g x) l = sum_over f l + sum_over g l.
+Proof. induction l as [|x l IH]; simpl; lia. Qed.
+
+Lemma sum_over_const : forall (A : Type) c (l : list A), sum_over (fun _ => c) l = length l * c.
+Proof. induction l; simpl; congruence. Qed.
+
+Lemma sum_over_le : forall (A : Type) (f g : A -> nat) l, (forall x, In x l -> f x <= g x) -> sum_over f l <= sum_over g l.
+Proof. induction l as [|x l IH]; simpl; intros H; [lia|]. pose proof (H x). specialize (IH ltac:(auto)). intuition lia. Qed.
+
+Lemma sum_over_lt : forall (A : Type) (f g : A -> nat) l y, In y l -> f y < g y -> (forall x, In x l -> f x <= g x) -> sum_over f l < sum_over g l.
+Proof.
+  intros A f g l y I L H. apply in_split in I as [a [b ->]]. rewrite !sum_over_app. simpl.
+  pose proof (sum_over_le A f g a ltac:(intros; apply H, in_or_app; auto)). pose proof (sum_over_le A f g b ltac:(intros; apply H, in_or_app; simpl; auto)). lia.
+Qed.
+
+Lemma sum_over_swap : forall (A B : Type) (a : A -> B -> nat) l m, sum_over (fun j => sum_over (fun q => a q j) l) m = sum_over (fun q => sum_over (a q) m) l.
+Proof.
+  intros A B a l m. induction m as [|j m IH]; simpl; [rewrite sum_over_const; lia|]. rewrite IH, <- sum_over_add. reflexivity.
 Qed.
 
 (** ** Parts of a list *)
@@ -82,15 +114,22 @@ Proof.
     + right. split; [lia|]. replace (i - k) with (S (i - S k)) in Nh by lia. exact Nh.
 Qed.
 
-Lemma map_nth_all : forall (A : Type) (d : A) l, map (fun i => nth i l d) (seq 0 (length l)) = l.
-Proof. induction l as [|x l IH]; simpl; [reflexivity|]. f_equal. rewrite <- seq_shift, map_map. exact IH. Qed.
-
-(** If [f] gives each element its position, mapping [f] gives the numbers from 0 on. *)
-Lemma map_numbered : forall (A : Type) (f : A -> nat) l, (forall i x, nth_error l i = Some x -> f x = i) -> map f l = seq 0 (length l).
+(** If [f] gives each element what [g] gives its position, mapping [f] is mapping [g] to the numbers from 0 on. *)
+Lemma map_numbered : forall (A B : Type) (f : A -> B) (g : nat -> B) l, (forall i x, nth_error l i = Some x -> f x = g i) -> map f l = map g (seq 0 (length l)).
 Proof.
-  intros A f l P. apply nth_error_ext. intros i. rewrite nth_error_map. destruct (nth_error l i) as [x|] eqn:E; simpl.
-  - rewrite (P i x E). symmetry. apply nth_error_seq, nth_error_Some. congruence.
-  - symmetry. apply nth_error_None. rewrite seq_length. apply nth_error_None, E.
+  intros A B f g l P. apply nth_error_ext. intros i. rewrite !nth_error_map. destruct (nth_error l i) as [x|] eqn:E; simpl.
+  - rewrite (P i x E), nth_error_seq by (apply nth_error_Some; congruence). reflexivity.
+  - apply nth_error_None in E. rewrite (proj2 (nth_error_None _ _)); [reflexivity|rewrite seq_length; exact E].
+Qed.
+
+Lemma map_nth_all : forall (A : Type) (d : A) l, map (fun i => nth i l d) (seq 0 (length l)) = l.
+Proof. intros A d l. rewrite <- (map_numbered _ _ (fun x => x)), map_id; [reflexivity|]. intros i x E. symmetry. apply nth_error_nth, E. Qed.
+
+Lemma seq_part : forall n j m, j + m <= n -> firstn m (skipn j (seq 0 n)) = seq j m.
+Proof.
+  assert (X : forall (l k r : list nat), firstn (length k) (skipn (length l) (l ++ k ++ r)) = k)
+    by (intros l k r; rewrite skipn_app, skipn_all, Nat.sub_diag; simpl; rewrite firstn_app, firstn_all, Nat.sub_diag; apply app_nil_r).
+  intros n j m L. specialize (X (seq 0 j) (seq j m) (seq (j + m) (n - (j + m)))). rewrite !seq_length, <- !seq_app in X. replace n with (j + (m + (n - (j + m)))) by lia. exact X.
 Qed.
 
 (** ** Lists without repetitions *)
@@ -177,8 +216,9 @@ Proof.
   - constructor; [exact IHr|]. eapply Forall_perm; [symmetry; apply insert_by_perm|]. constructor; [apply To, E|exact F].
 Qed.
 
-Lemma falling_orders : forall A (f : A -> nat), orders (fun a b => f b <=? f a).
-Proof. intros A f. split; intros *; rewrite !Nat.leb_le, ?Nat.leb_gt; lia. Qed.
+(** For comparisons of numbers, and what connectives join them to. *)
+Ltac orders_numbers := split; intros *; rewrite ?orb_true_iff, ?orb_false_iff, ?andb_true_iff, ?andb_false_iff, ?Nat.ltb_lt, ?Nat.ltb_ge, ?Nat.leb_le, ?Nat.leb_gt,
+  ?Nat.eqb_eq, ?Nat.eqb_neq; lia.
 
 Lemma sorted_weaker : forall A (R Q : A -> A -> Prop) l, (forall x y, R x y -> Q x y) -> StronglySorted R l -> StronglySorted Q l.
 Proof. induction 2 as [|x l S IH F]; constructor; [exact IH|]. eapply Forall_impl; [|exact F]. auto. Qed.

@@ -43,8 +43,7 @@ Notation own := (shared_config cfg deal).
 Notation content := (content order).
 Notation step s := (System.step W own depth (fun q => content (places s q))).
 
-Lemma own_is_ok : setting_ok W own.
-Proof. exact (own_ok W cfg deal ok). Qed.
+Notation own_is_ok := (own_ok W cfg deal ok).
 
 Definition is_of (r : nat) (l : label) : Prop := match l with LRank i _ | LDrawn i _ _ => i = r | _ => False end.
 

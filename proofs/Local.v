@@ -43,7 +43,7 @@ Definition shared (s : step) : shared_step := (s_number s, s_round s, s_counts s
 Record hist := mkHist { h_kind : kind; h_round : nat; h_steps : list shared_step; h_released : nat }.
 
 Definition h_initial : hist := mkHist NOffer 0 [] 0.
-Definition h_samples (h : hist) : nat := sum_nat (map (fun x => n_samples (snd x)) (h_steps h)).
+Definition h_samples (h : hist) : nat := sum_over (fun x => n_samples (snd x)) (h_steps h).
 
 Fixpoint make_shared (number rd : nat) (cs : list counts) : list shared_step :=
   match cs with [] => [] | x :: r => (number, rd, x) :: make_shared (S number) rd r end.
@@ -68,6 +68,13 @@ Definition h_step (c : config) (h : hist) (x : result) : hist :=
       end
   | _, _ => h
   end.
+
+(** Only sums add steps. *)
+Lemma only_sums_add_steps : forall c h x, (forall cs, x <> Counted cs) -> h_steps (h_step c h x) = h_steps h.
+Proof.
+  intros c h [a|cs|rs] Nc; [|edestruct Nc; reflexivity|]; unfold h_step; destruct (h_kind h); try reflexivity;
+    [destruct (is_bad a); [|destruct (o_stop_rank a)]|destruct (failure_of rs)]; reflexivity.
+Qed.
 
 (** ** The invariant of one rank *)
 
@@ -175,10 +182,7 @@ Qed.
 
 Lemma h_step_numbered : forall c h x, numbered_from 0 (h_steps h) -> numbered_from 0 (h_steps (h_step c h x)).
 Proof.
-  intros c h x Na. unfold h_step. destruct (h_kind h), x; simpl; auto.
-  - destruct (is_bad a); simpl; auto. destruct (o_stop_rank a); simpl; auto.
-  - apply numbered_app; [assumption|]. apply make_shared_numbered.
-  - destruct (failure_of rs); simpl; auto.
+  intros c h [a|cs|rs] Na; try (rewrite only_sums_add_steps by discriminate; exact Na). unfold h_step. destruct (h_kind h); auto. apply numbered_app; [exact Na|apply make_shared_numbered].
 Qed.
 
 Lemma fold_ind : forall (A B : Type) (f : A -> B -> A) (P : A -> Prop) l a,

@@ -10,7 +10,6 @@ Import ListNotations.
 
 (** ** One rank *)
 
-(** ABORT: if a rank that is not ending is told of a lost peer, it ends at once as LOST. It delivers nothing and posts nothing. *)
 Theorem a_rank_that_is_told_of_a_lost_peer_ends_at_once_as_lost : forall c r d s peer cause, is_ending s = false ->
   exists t, handle c r d s (PeerLost peer cause) = Some t /\ at_phase t = DONE /\ ended_as t = Some (Lost peer cause) /\
     queue t = queue s /\ taken t = taken s /\ has_posted s t = false /\ exists l, limit t = Some l /\ l <= length (taken t).
@@ -58,7 +57,6 @@ Qed.
 Lemma lost_steps : forall u v, lost_from u v -> steps_of u = steps_of v /\ released_of u = released_of v.
 Proof. intros u v L. destruct L. unfold steps_of, released_of. rewrite l_plan0, l_released0, l_queue0, l_taken0. auto. Qed.
 
-(** No event other than a result changes whether a rank is lost. *)
 Lemma own_event_leaves_lost : forall c r d u e t, (forall x, e <> Got x) -> transition c r d u e = Some t -> is_lost t = is_lost u.
 Proof.
   intros c r d u e t NG E. pose proof (sa_outcome _ _ (transition_same _ _ _ _ _ _ NG E)) as O. unfold is_lost. rewrite O. f_equal. unfold is_ending.
@@ -127,8 +125,7 @@ Proof. induction 1 as [s|s t n u P IH St|s t n u l P IH St Dr]; intros R; [exact
 Section Following.
 Variable like : state -> state -> Prop.
 Hypothesis like_lose : forall peer cause s, is_ending s = false -> like (lose peer cause s) s.
-Hypothesis like_lost : forall u v, like u v -> at_phase u = DONE /\ is_lost u = true /\ taken u = taken v.
-Hypothesis like_closed : forall u v, like u v -> queue u = queue v /\ exists l, limit u = Some l /\ l <= length (taken v).
+Hypothesis like_lost : forall u v, like u v -> at_phase u = DONE /\ is_lost u = true /\ taken u = taken v /\ queue u = queue v /\ exists l, limit u = Some l /\ l <= length (taken v).
 
 Definition follows_rank (u v : sys) (r : nat) : Prop :=
   (is_lost (rank_of u r) = false /\ rank_of u r = rank_of v r /\ pending u r = pending v r) \/
@@ -158,41 +155,36 @@ Proof.
   - unfold is_lost. rewrite E. reflexivity.
 Qed.
 
-Definition lost_ranks (s : sys) : nat := sum_over W (fun r => b2n (is_lost (rank_of s r))).
+Definition lost_ranks (s : sys) : nat := over W (fun r => b2n (is_lost (rank_of s r))).
 
 Lemma lost_stay : forall u u', (forall r, r < W -> is_lost (rank_of u r) = true -> is_lost (rank_of u' r) = true) -> lost_ranks u <= lost_ranks u'.
-Proof. intros u u' H. apply sum_over_le. intros r Hr. specialize (H r Hr). destruct (is_lost (rank_of u r)); simpl; [rewrite H by reflexivity; simpl; lia|lia]. Qed.
+Proof. intros u u' H. apply over_le. intros r Hr. specialize (H r Hr). destruct (is_lost (rank_of u r)); simpl; [rewrite H by reflexivity; simpl; lia|lia]. Qed.
 
 (** The run without losses takes the same transition, or stays where it is when a rank is lost. *)
 Definition follows_by (l : label) (u v u' : sys) : Prop := exists v', step v l v' /\ follows_as u' v' /\ lost_ranks u <= lost_ranks u'.
 
 Definition follows_on (u v u' : sys) : Prop := (exists l, follows_by l u v u' /\ is_draw l = false) \/ (follows_as u' v /\ lost_ranks u + 1 <= lost_ranks u').
 
+Lemma follows_after : forall u v i e t w, follows_as u v -> i < W -> follows_rank (after u i e t) (after v i e w) i -> follows_as (after u i e t) (after v i e w).
+Proof.
+  intros u v i e t w F H X. constructor; simpl.
+  - apply (f_log _ _ F).
+  - intros r Hr. destruct e; try apply (f_got _ _ F r Hr). unfold update. destruct (r =? i); [rewrite (f_got _ _ F i H); reflexivity|apply (f_got _ _ F r Hr)].
+  - intros r Hr. destruct e; try apply (f_running _ _ F r Hr). unfold update. destruct (r =? i); [reflexivity|apply (f_running _ _ F r Hr)].
+  - intros r Hr. destruct (Nat.eq_dec r i) as [->|NE]; [exact X|]. unfold follows_rank. simpl. rewrite !update_other by exact NE.
+    destruct (has_posted (rank_of u i) t), (has_posted (rank_of v i) w); rewrite ?update_other by exact NE; apply (f_rank _ _ F r Hr).
+Qed.
+
 Lemma live_transition_followed : forall {h0} u v i e t, sound h0 v -> follows_as u v -> i < W -> may cfg input u i e ->
-  transition (cfg i) i (depth i) (rank_of u i) e = Some t -> rank_of u i = rank_of v i -> pending u i = pending v i ->
-  follows_by (LRank i e) u v (mkSys (update (rank_of u) i t)
-      (match e with Got _ => update (got u) i (S (got u i)) | _ => got u end)
-      (if has_posted (rank_of u i) t then update (pending u) i true else pending u) (log u)
-      (match e with StepTaken => update (running u) i true | _ => running u end)).
+  transition (cfg i) i (depth i) (rank_of u i) e = Some t -> rank_of u i = rank_of v i -> pending u i = pending v i -> follows_by (LRank i e) u v (after u i e t).
 Proof.
   intros h0 u v i e t R F H M E Er Ep. pose proof (f_got _ _ F i H) as Eg. pose proof (f_running _ _ F i H) as Eu.
   assert (Res : results u = results v) by (unfold results; rewrite (f_log _ _ F); reflexivity).
-  assert (M' : may cfg input v i e) by (destruct e; simpl in *; rewrite ?Er, ?Ep, ?Eg, ?Eu, ?Res in M; exact M).
-  assert (E' : transition (cfg i) i (depth i) (rank_of v i) e = Some t) by (rewrite <- Er; exact E).
-  pose proof (StepRank W cfg depth input v i e t H M' E') as St. match type of St with System.step _ _ _ _ _ _ ?x => set (v' := x) in * end.
-  match goal with |- follows_by _ _ _ ?x => set (u' := x) end.
-  assert (F' : follows_as u' v').
-  { constructor; unfold u', v'; simpl.
-    - apply (f_log _ _ F).
-    - intros r Hr. destruct e; try apply (f_got _ _ F r Hr). unfold update. destruct (r =? i); [rewrite Eg; reflexivity|apply (f_got _ _ F r Hr)].
-    - intros r Hr. destruct e; try apply (f_running _ _ F r Hr). unfold update. destruct (r =? i); [reflexivity|apply (f_running _ _ F r Hr)].
-    - intros r Hr. unfold follows_rank. simpl. rewrite <- Er. destruct (Nat.eq_dec r i) as [->|NE].
-      + left. rewrite !update_same. split; [|split; [reflexivity|]].
-        * assert (Z : rank_of v' i = t) by (apply update_same). rewrite <- Z. apply (sound_live v' i (step_keeps_sound W cfg depth input ok _ _ _ R St) H).
-        * destruct (has_posted (rank_of u i) t); [unfold update; rewrite Nat.eqb_refl; reflexivity|exact Ep].
-      + rewrite !update_other by exact NE. destruct (has_posted (rank_of u i) t); rewrite ?update_other by exact NE; apply (f_rank _ _ F r Hr). }
-  exists v'. split; [exact St|]. split; [exact F'|]. apply lost_stay. intros r Hr L. unfold u'. simpl.
-  destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; exact L]. exfalso. rewrite Er in L. rewrite (sound_live v i R H) in L. discriminate.
+  assert (M' : may cfg input v i e) by (destruct e; simpl in *; rewrite ?Er, ?Ep, ?Eg, ?Eu, ?Res in M; exact M). rewrite Er in E.
+  pose proof (StepRank W cfg depth input v i e t H M' E) as St. exists (after v i e t). split; [exact St|].
+  pose proof (sound_live _ i (step_keeps_sound W cfg depth input ok _ _ _ R St) H) as Lt. simpl in Lt. rewrite update_same in Lt. split.
+  - apply follows_after; [exact F|exact H|]. left. simpl. rewrite !update_same, Er. split; [exact Lt|]. split; [reflexivity|]. destruct (has_posted _ t); [rewrite !update_same; reflexivity|exact Ep].
+  - apply lost_stay. intros r Hr L. simpl. destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; exact L]. rewrite Er, (sound_live v i R H) in L. discriminate.
 Qed.
 
 (** A step of a rank that is not lost, of the exchange or of a trainer. *)
@@ -203,10 +195,10 @@ Proof.
   - destruct (follows_messages u v F P) as [Em Pv]. rewrite Em in *. eexists. split; [apply StepExchange; eauto|]. split.
     + constructor; simpl; [rewrite (f_log _ _ F); reflexivity|apply F|apply F|]. intros r Hr. unfold follows_rank. simpl.
         destruct (f_rank _ _ F r Hr) as [[A [B _]]|[L _]]; [left; auto|right; split; [exact L|discriminate]].
-    + apply sum_over_le. simpl. lia.
+    + apply over_le. simpl. lia.
   - eexists. split; [apply StepTrained; [exact H|rewrite <- (f_running _ _ F i H); exact Ru|]|].
     + intros q Hq. rewrite <- (follows_taken u v i F H), <- (follows_taken u v q F Hq). apply Tk, Hq.
-    + split; [|apply sum_over_le; simpl; lia]. constructor; simpl; try apply F. intros r Hr. unfold update. destruct (r =? i); [reflexivity|apply (f_running _ _ F r Hr)].
+    + split; [|apply over_le; simpl; lia]. constructor; simpl; try apply F. intros r Hr. unfold update. destruct (r =? i); [reflexivity|apply (f_running _ _ F r Hr)].
   - destruct (f_rank _ _ F i H) as [[Lf [Er Ep]]|[L _]].
     2:{ exfalso. destruct D as [_ [_ [_ [_ Ph]]]]. rewrite (proj1 (like_lost _ _ L)) in Ph. destruct Ph as [[Ph _]|[Ph _]]; discriminate. }
     exists (drawn v i n la). split; [|split; [|apply Nat.le_refl]].
@@ -224,7 +216,7 @@ Proof.
     pose proof (like_lose peer cause _ E) as L. split.
     + constructor; simpl; try apply F. intros q Hq. unfold follows_rank. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [|rewrite update_other by exact NE; apply (f_rank _ _ F q Hq)].
       right. rewrite update_same, <- Er. split; [exact L|]. intros P. split; [rewrite <- Ep; exact P|]. unfold lose. rewrite E. reflexivity.
-    + rewrite Nat.add_1_r. apply sum_over_lt with (i := r); [exact H| |]; simpl.
+    + rewrite Nat.add_1_r. apply over_lt with (i := r); [exact H| |]; simpl.
       * rewrite update_same, Lf, (proj1 (proj2 (like_lost _ _ L))). simpl. lia.
       * intros j Hj. unfold update. destruct (j =? r) eqn:J; [|lia]. apply Nat.eqb_eq in J. subst j. rewrite Lf. simpl. lia.
 Qed.
@@ -233,11 +225,11 @@ Qed.
 Lemma lost_transition : forall {h0} u v i e t, sound h0 v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> like (rank_of u i) (rank_of v i) -> of_its_source e.
 Proof.
-  intros h0 u v i e t R H M E L. destruct (like_lost _ _ L) as [P _]. unfold of_its_source. destruct e as [xs en full| |x| | |cause|]; eauto.
+  intros h0 u v i e t R H M E L. destruct (like_lost _ _ L) as [P [_ [_ [Eq [l [L1 L2]]]]]]. unfold of_its_source. destruct e as [xs en full| |x| | |cause|]; eauto.
   { left. exists xs, en. destruct M as [_ [_ [_ M]]]. destruct full; [|reflexivity]. destruct (M eq_refl) as [_ M']. contradiction. }
   all: exfalso.
   - destruct x; simpl in E; rewrite P in E; discriminate.
-  - destruct (like_closed _ _ L) as [Eq [l [L1 L2]]]. simpl in E. rewrite Eq in E. destruct (queue (rank_of v i)) as [|x q] eqn:Q; [discriminate|].
+  - simpl in E. rewrite Eq in E. destruct (queue (rank_of v i)) as [|x q] eqn:Q; [discriminate|].
     rewrite L1, (head_number W cfg depth input v i x q R H Q) in E. simpl in E.
     replace (length (taken (rank_of v i)) <? l) with false in E by (symmetry; apply Nat.ltb_ge; exact L2). discriminate.
   - destruct M as [_ M]. contradiction.
@@ -251,38 +243,22 @@ Proof. intros h0 s R. constructor; auto. intros r H. left. split; [exact (sound_
 End Following.
 Notation follows := (follows_as lost_from).
 
-Lemma lost_shares : forall u v, lost_from u v -> at_phase u = DONE /\ is_lost u = true /\ taken u = taken v.
-Proof. intros u v []. auto. Qed.
-
-Lemma lost_is_closed : forall u v, lost_from u v -> queue u = queue v /\ exists l, limit u = Some l /\ l <= length (taken v).
+Lemma lost_shares : forall u v, lost_from u v -> at_phase u = DONE /\ is_lost u = true /\ taken u = taken v /\ queue u = queue v /\ exists l, limit u = Some l /\ l <= length (taken v).
 Proof. intros u v []. auto. Qed.
 
 Lemma lost_transition_followed : forall {h0} u v i e t, sound h0 v -> follows u v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> lost_from (rank_of u i) (rank_of v i) ->
-  (pending u i = true -> pending v i = true /\ posted (rank_of u i) = posted (rank_of v i)) ->
-  follows_by lost_from (LRank i e) u v (mkSys (update (rank_of u) i t)
-      (match e with Got _ => update (got u) i (S (got u i)) | _ => got u end)
-      (if has_posted (rank_of u i) t then update (pending u) i true else pending u) (log u)
-      (match e with StepTaken => update (running u) i true | _ => running u end)).
+  (pending u i = true -> pending v i = true /\ posted (rank_of u i) = posted (rank_of v i)) -> follows_by lost_from (LRank i e) u v (after u i e t).
 Proof.
-  intros h0 u v i e t R F H M E L Pe. pose proof (lost_transition lost_from lost_shares lost_is_closed u v i e t R H M E L) as Ev. pose proof (so_invariant _ _ _ _ _ R) as I.
-  destruct (lost_keeps _ _ _ _ _ _ (l_phase _ _ L) Ev E) as [_ [_ [N1 [N5 [Pt [_ [_ [_ [_ [_ Po]]]]]]]]]]. destruct (shadow_follows _ _ _ _ _ e t L Ev E) as [w [E' L']].
+  intros h0 u v i e t R F H M E L Pe. pose proof (lost_transition lost_from lost_shares u v i e t R H M E L) as Ev. pose proof (so_invariant _ _ _ _ _ R) as I.
+  destruct (lost_keeps _ _ _ _ _ _ (l_phase _ _ L) Ev E) as [_ [_ [N1 [_ [Pt [_ [_ [_ [_ [_ Po]]]]]]]]]]. destruct (shadow_follows _ _ _ _ _ e t L Ev E) as [w [E' L']].
   assert (M' : may cfg input v i e) by (destruct Ev as [[xs [en ->]]| ->]; simpl in *; [rewrite (l_read _ _ L) in M; intuition discriminate|exact Logic.I]).
-  assert (HP : has_posted (rank_of u i) t = false) by (unfold has_posted, is_waiting; rewrite Pt; reflexivity). rewrite HP.
-  pose proof (StepRank W cfg depth input v i e w H M' E') as St. match type of St with System.step _ _ _ _ _ _ ?x => set (v' := x) in * end.
-  match goal with |- follows_by _ _ _ _ ?x => set (u' := x) end.
-  assert (F' : follows u' v').
-  { constructor; unfold u', v'; simpl.
-    - apply (f_log _ _ _ F).
-    - intros r Hr. destruct e; try apply (f_got _ _ _ F r Hr). exfalso. eapply N1. reflexivity.
-    - intros r Hr. destruct e; try apply (f_running _ _ _ F r Hr). exfalso. apply N5. reflexivity.
-    - intros r Hr. unfold follows_rank. simpl. destruct (Nat.eq_dec r i) as [->|NE].
-      + right. rewrite !update_same. split; [exact L'|]. intros P. destruct (Pe P) as [Pv Pm].
-        destruct (pending_current W cfg depth input v i I H Pv) as [_ [_ Wa]]. destruct (transition_steady _ _ _ _ _ _ N1 E') as [S1 _]. destruct (S1 Wa) as [_ S2].
-        split; [destruct (has_posted (rank_of v i) w); [apply update_same|exact Pv]|congruence].
-      + rewrite !update_other by exact NE. destruct (has_posted (rank_of v i) w); rewrite ?update_other by exact NE; apply (f_rank _ _ _ F r Hr). }
-  exists v'. split; [exact St|]. split; [exact F'|]. apply lost_stay. intros r Hr Lr. unfold u'. simpl.
-  destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same; apply (l_lost _ _ L')|rewrite update_other by exact NE; exact Lr].
+  exists (after v i e w). split; [exact (StepRank W cfg depth input v i e w H M' E')|]. split.
+  - apply follows_after; [exact F|exact H|]. right. simpl. replace (has_posted (rank_of u i) t) with false by (unfold has_posted, is_waiting; rewrite Pt; reflexivity).
+    rewrite !update_same. split; [exact L'|]. intros P. destruct (Pe P) as [Pv Pm].
+    destruct (pending_current W cfg depth input v i I H Pv) as [_ [_ Wa]]. destruct (transition_steady _ _ _ _ _ _ N1 E') as [S1 _]. destruct (S1 Wa) as [_ S2].
+    split; [destruct (has_posted (rank_of v i) w); [apply update_same|exact Pv]|congruence].
+  - apply lost_stay. intros r Hr Lr. simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same; apply (l_lost _ _ L')|rewrite update_other by exact NE; exact Lr].
 Qed.
 
 Lemma every_step_is_followed : forall {h0} u l v u', sound h0 v -> follows u v -> step u l u' -> follows_by lost_from l u v u'.
@@ -316,9 +292,7 @@ Qed.
 Lemma every_lossy_path_is_bounded : forall {h0} s n u, sound h0 s -> (forall r, r < W -> running s r = false) -> lossy_path s n u -> n <= bound W cfg input + W.
 Proof.
   intros h0 s n u R Q P. destruct (lossy_path_followed s n u P s R (follows_itself lost_from s R)) as [v [_ [_ [_ B]]]]. pose proof (measure_within_bound W cfg input s Q) as S.
-  assert (L : forall n, sum_over n (fun r => b2n (is_lost (rank_of u r))) <= n)
-    by (intros m; induction m as [|k IH]; [reflexivity|rewrite sum_over_S; destruct (is_lost _); simpl; lia]).
-  specialize (L W). fold (lost_ranks u) in L. lia.
+  assert (L : lost_ranks u <= over W (fun _ => 1)) by (apply over_le; intros i _; destruct (is_lost _); simpl; lia). rewrite sum_over_const, seq_length in L. lia.
 Qed.
 
 (** A state that follows a sound one. Each of its ranks is the same there, or is the shadow of a lost rank. *)
@@ -432,8 +406,6 @@ Proof.
   destruct (follows_frame u v r F Hr) as [_ [-> _]], (follows_frame u v q F Hq) as [-> [-> [_ [_ [-> _]]]]]. exact (release_needs_every_rank_ready W cfg depth input v r q j R Hr Hq).
 Qed.
 
-(** COVER, with losses: a rank that closes COMPLETE has planned its whole input, and has handed all of it out if it is done and its
-    consumer is still there. *)
 Theorem with_losses_join_mode_covers : forall u r, under_way u -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   at_phase (rank_of u r) = DONE -> ended_as (rank_of u r) = Some Complete -> stopped (rank_of u r) = false ->
   Permutation (samples_of (taken (rank_of u r) ++ queue (rank_of u r))) (input r).
@@ -449,7 +421,6 @@ Proof.
   pose proof (live_is_followed u v r F H (complete_is_not_lost _ O)) as X. rewrite X in *. exact (a_complete_rank_has_planned_its_whole_input W cfg depth input v r R H Jm Nq E O).
 Qed.
 
-(** QUOTA, with losses: for ranks that are not LOST. *)
 Theorem with_losses_quota_ranks_close_at_the_same_first_step : forall u r q, under_way u -> r < W -> q < W ->
   is_ending (rank_of u r) = true -> is_ending (rank_of u q) = true -> is_lost (rank_of u q) = false -> ended_as (rank_of u r) = Some Complete ->
   ended_as (rank_of u q) = Some Complete /\ length (steps_of (rank_of u q)) = length (steps_of (rank_of u r)) /\ closes_in_time W cfg input u r.
@@ -507,7 +478,6 @@ Proof.
   apply (no_consumer_takes_more_than_one_step_beyond_one_that_stopped W cfg depth input ok v v' r q R Ld Hr Hq Sv).
 Qed.
 
-(** ABORT, STOP, with losses: two ranks that have ended, neither as LOST, ended in the same round with the same outcome. *)
 Theorem ranks_that_have_ended_are_lost_or_agree : forall u r q, under_way u -> r < W -> q < W ->
   is_ending (rank_of u r) = true -> is_ending (rank_of u q) = true -> is_lost (rank_of u r) = false -> is_lost (rank_of u q) = false ->
   ended_as (rank_of u r) = ended_as (rank_of u q) /\ round (rank_of u r) = round (rank_of u q) /\ length (released_of (rank_of u r)) = length (released_of (rank_of u q)).
@@ -526,7 +496,6 @@ Proof.
   destruct o as [|q n|q c|q|p c]; simpl in *; auto; destruct T as [T1 T2]; split; auto; destruct (X q T1) as [X1 X2]; congruence.
 Qed.
 
-(** ABORT: a lost rank stays as it ended, and no step is delivered to its consumer or taken any more. *)
 Theorem after_a_loss_no_step_is_delivered_or_taken : forall s n u r, lossy_reachable s -> lossy_path s n u -> r < W -> is_lost (rank_of s r) = true ->
   at_phase (rank_of u r) = DONE /\ ended_as (rank_of u r) = ended_as (rank_of s r) /\ queue (rank_of u r) = queue (rank_of s r) /\ taken (rank_of u r) = taken (rank_of s r).
 Proof.
@@ -537,7 +506,7 @@ Proof.
     ended_as (rank_of u r) = ended_as (rank_of t r) /\ queue (rank_of u r) = queue (rank_of t r) /\ taken (rank_of u r) = taken (rank_of t r)).
   { intros t l t' Rt Lt St. destruct (Done t Rt Lt) as [v [R [F L]]]. pose proof (l_phase _ _ L) as Ph.
     destruct St as [t i e w Hi M E|t x Pe Rd|t i Hi Run Tk|t i m la Hi Dr]; simpl; auto. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; auto].
-    pose proof (lost_transition lost_from lost_shares lost_is_closed t v i e w (sound_of ok R) Hi M E L) as Ev.
+    pose proof (lost_transition lost_from lost_shares t v i e w (sound_of ok R) Hi M E L) as Ev.
     destruct (lost_keeps _ _ _ _ _ _ Ph Ev E) as [_ [_ [_ [_ [X1 [X2 [_ [_ [X3 [X4 _]]]]]]]]]]. auto. }
   induction P as [s|s t n u P IH St|s t n u l P IH St Dr]; [destruct (Done s Rs Ls) as [v [_ [_ L]]]; split; [apply (l_phase _ _ L)|auto]|..];
     destruct (IH Rs Ls) as [Pt [Ot [Qt Tt]]]; rewrite <- Ot, <- Qt, <- Tt; pose proof (lossy_reachable_on s n t P Rs) as Rt;

@@ -16,9 +16,8 @@ Fixpoint add_costs (a b : list nat) : list nat :=
 Definition add_counts (a b : counts) : counts :=
   mkCounts (n_samples a + n_samples b) (n_tokens a + n_tokens b) (n_supervised a + n_supervised b)
     (add_costs (n_costs a) (n_costs b)).
-Definition sum_nat (l : list nat) : nat := fold_right Nat.add 0 l.
 Definition count_group (g : group) : counts :=
-  mkCounts (length g) (sum_nat (map len g)) (sum_nat (map sup g)) (fold_right add_costs [] (map costs g)).
+  mkCounts (length g) (sum_over len g) (sum_over sup g) (fold_right add_costs [] (map costs g)).
 
 (** In a field that is reduced by MIN, [None] is the neutral element: it stands for no rank. *)
 Record offer := mkOffer {
@@ -290,7 +289,7 @@ Fixpoint make_steps (number rd : nat) (gs : list group) (cs : list counts) : lis
   | _, _ => []
   end.
 
-Definition total_samples (cs : list counts) : nat := sum_nat (map n_samples cs).
+Definition total_samples (cs : list counts) : nat := sum_over n_samples cs.
 
 Definition count (c : config) (rank : nat) (cs : list counts) (s : state) : option state :=
   if negb (length cs =? length (aligned s)) then None

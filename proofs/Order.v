@@ -9,8 +9,6 @@ Import ListNotations.
 
 Definition permutation (before : nat -> nat -> nat -> bool) (k t : nat) : list nat := sort_by (before k) (seq 0 t).
 
-Definition is_filled (g : group) : bool := match g with [] => false | _ => true end.
-
 (** The steps at the places listed in [p]; idle steps last. *)
 Definition arrange (p : list nat) (steps : list group) : list group :=
   let filled := filter is_filled (map (fun i => nth i steps []) p) in
@@ -22,24 +20,15 @@ Proof. intros. apply sort_by_perm. Qed.
 Lemma places_perm : forall p (steps : list group), Permutation p (seq 0 (length steps)) -> Permutation (map (fun i => nth i steps []) p) steps.
 Proof. intros p steps P. rewrite (Permutation_map _ P), map_nth_all. reflexivity. Qed.
 
-Lemma concat_filled : forall l : list group, concat (filter is_filled l) = concat l.
-Proof. induction l as [|[|x g] l IH]; simpl; [reflexivity|exact IH|]. rewrite IH. reflexivity. Qed.
-
-Lemma length_filled : forall l : list group, length (filter is_filled l) <= length l.
-Proof. induction l as [|g l IH]; simpl; [lia|]. destruct (is_filled g); simpl; lia. Qed.
-
-Lemma all_filled : forall l : list group, Forall (fun g => g <> []) l -> filter is_filled l = l.
-Proof. induction 1 as [|[|x g] l E F IH]; simpl; [reflexivity|easy|]. rewrite IH. reflexivity. Qed.
-
 Lemma arrange_length : forall p (steps : list group), Permutation p (seq 0 (length steps)) -> length (arrange p steps) = length steps.
 Proof.
   intros p steps P. unfold arrange. rewrite app_length, repeat_length.
-  pose proof (length_filled (map (fun i => nth i steps []) p)) as L. rewrite (Permutation_length (places_perm p steps P)) in L. lia.
+  pose proof (Permutation_length (filter_split _ is_filled (map (fun i => nth i steps []) p))) as L. rewrite app_length, (Permutation_length (places_perm p steps P)) in L. lia.
 Qed.
 
 Lemma arrange_perm : forall p (steps : list group), Permutation p (seq 0 (length steps)) -> Permutation (concat (arrange p steps)) (concat steps).
 Proof.
-  intros p steps P. unfold arrange. rewrite concat_app, concat_repeat_nil, app_nil_r, concat_filled. apply concat_perm, places_perm, P.
+  intros p steps P. unfold arrange. rewrite concat_app, concat_repeat_nil, app_nil_r, filled_concat. apply concat_perm, places_perm, P.
 Qed.
 
 Lemma arrange_keeps : forall (Q : group -> Prop) p (steps : list group), Permutation p (seq 0 (length steps)) -> Q [] ->
@@ -58,7 +47,7 @@ Proof.
   intros p steps P F.
   assert (A : Forall (fun g => g <> []) (map (fun i => nth i steps []) p)).
   { rewrite Forall_forall in *. intros g Hg. apply F. eapply Permutation_in; [apply places_perm, P|exact Hg]. }
-  unfold arrange. rewrite (all_filled _ A), (Permutation_length (places_perm p steps P)), Nat.sub_diag. apply app_nil_r.
+  unfold arrange. rewrite (filter_all _ _ true _ (fun g I => is_filled_is g (proj1 (Forall_forall _ _) A g I))), (Permutation_length (places_perm p steps P)), Nat.sub_diag. apply app_nil_r.
 Qed.
 
 Section Shuffle.

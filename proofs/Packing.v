@@ -55,11 +55,10 @@ Definition fill_rows (window : list sample) : list group := fold_left place (lin
 
 Definition compute_rows (window : list sample) : list group := map sort_longest (fill_rows window).
 
-(** Whether a row fits does not depend on the order of its samples. *)
 Lemma roomy_perm : forall g h, Permutation g h -> is_roomy budget limits g = is_roomy budget limits h.
 Proof.
-  intros g h P. unfold is_roomy. rewrite (total_perm _ _ P). f_equal. apply eq_true_iff_eq.
-  split; apply is_within_le; intros r; rewrite (used_perm r _ _ P); lia.
+  intros g h P. unfold is_roomy. rewrite (sum_over_perm len P). f_equal. apply eq_true_iff_eq.
+  split; apply is_within_le; intros r; rewrite (sum_over_perm _ P); lia.
 Qed.
 
 Lemma sort_longest_perm : forall g, Permutation (sort_longest g) g.
@@ -114,7 +113,6 @@ Proof.
   - symmetry. apply Permutation_cons_append.
 Qed.
 
-(** The oldest samples are the first by position. *)
 Lemma oldest_prefix : forall l acc, exists r, oldest acc l = acc ++ r /\ exists s, l = r ++ s.
 Proof.
   induction l as [|x l IH]; intros acc; simpl.
@@ -192,7 +190,6 @@ Qed.
 
 (** ** ANY-FIT *)
 
-(** A row that does not fit does not fit with more in it. *)
 Lemma roomy_le : forall g h, total g <= total h -> (forall r, used r g <= used r h) ->
   is_roomy budget limits g = false -> is_roomy budget limits h = false.
 Proof.
@@ -214,7 +211,7 @@ Lemma fold_place_apart : forall l gs, apart gs -> apart (fold_left place l gs).
 Proof.
   assert (More : forall x g h, is_roomy budget limits (g ++ h) = false ->
     is_roomy budget limits (g ++ h ++ [x]) = false /\ is_roomy budget limits ((g ++ [x]) ++ h) = false).
-  { intros x g h. split; revert H; apply roomy_le; intros; rewrite ?total_app, ?used_app; lia. }
+  { intros x g h. split; revert H; apply roomy_le; intros; rewrite ?sum_over_app; lia. }
   apply placing_keeps; intros x.
   - intros a g b _ A. apply apart_app in A as [A [[B C] D]]. apply apart_app. split; [exact A|]. split; [split; [|exact C]|].
     + eapply Forall_impl; [|exact B]. intros h. apply More.
@@ -245,13 +242,13 @@ End Packing.
 Lemma apart_total : forall b gs, apart b [] gs -> (length gs - 1) * S b <= 2 * total (concat gs).
 Proof.
   intros b. induction gs as [|g gs IH]; [simpl; lia|]. intros A. destruct A as [F A]. specialize (IH A).
-  cbn [concat length]. rewrite total_app. destruct (le_lt_dec (S b) (2 * total g)) as [L|L].
+  cbn [concat length]. rewrite sum_over_app. destruct (le_lt_dec (S b) (2 * total g)) as [L|L].
   - destruct gs as [|h gs]; [simpl; lia|]. cbn [length] in *. replace (S (S (length gs)) - 1) with (S (length gs)) by lia.
     replace (S (length gs) - 1) with (length gs) in IH by lia. cbn [Nat.mul]. lia.
   - assert (B : length gs * S b <= 2 * total (concat gs)).
     { clear IH A. induction gs as [|h gs IH]; [simpl; lia|]. inversion F as [|? ? F1 F2]; subst. specialize (IH F2).
-      cbn [concat length Nat.mul]. rewrite total_app. unfold is_roomy in F1. simpl in F1. rewrite Bool.andb_true_r in F1.
-      apply Nat.leb_gt in F1. rewrite total_app in F1. lia. }
+      cbn [concat length Nat.mul]. rewrite sum_over_app. unfold is_roomy in F1. simpl in F1. rewrite Bool.andb_true_r in F1.
+      apply Nat.leb_gt in F1. rewrite sum_over_app in F1. lia. }
     replace (S (length gs) - 1) with (length gs) by lia. lia.
 Qed.
 
@@ -259,7 +256,7 @@ Lemma partition_total : forall b P, Forall (fits_packed b []) P -> Forall (fun x
   total (concat P) <= length P * b.
 Proof.
   intros b. induction P as [|g P IH]; simpl; intros F L; [lia|]. inversion F as [|? ? F1 F2]; subst.
-  apply Forall_app in L as [L1 L2]. specialize (IH F2 L2). rewrite total_app.
+  apply Forall_app in L as [L1 L2]. specialize (IH F2 L2). rewrite sum_over_app.
   assert (total g <= b); [|lia]. destruct F1 as [F1|F1].
   - destruct g as [|x [|y g]]; simpl in *; [lia| |lia]. inversion L1; subst. lia.
   - unfold is_roomy in F1. apply Bool.andb_true_iff in F1 as [F1 _]. apply Nat.leb_le in F1. exact F1.
@@ -270,11 +267,11 @@ Theorem packing_uses_at_most_twice_the_fewest_rows : forall b w P, Forall (fun x
 Proof.
   intros b w P L E F.
   assert (A : apart b [] (fill_rows b [] w)) by (apply fold_place_apart; exact I).
-  apply apart_total in A. rewrite <- (total_perm _ _ (sorted_rows_perm (fill_rows b [] w))) in A.
-  fold (compute_rows b [] w) in A. rewrite (total_perm _ _ (rows_hold_exactly_the_window b [] w)) in A.
+  apply apart_total in A. rewrite <- (sum_over_perm len (sorted_rows_perm (fill_rows b [] w))) in A.
+  fold (compute_rows b [] w) in A. rewrite (sum_over_perm len (rows_hold_exactly_the_window b [] w)) in A.
   rewrite <- (map_length sort_longest (fill_rows b [] w)) in A. fold (compute_rows b [] w) in A.
   assert (T : total w <= length P * b).
-  { rewrite <- (total_perm _ _ E). apply partition_total; [exact F|].
+  { rewrite <- (sum_over_perm len E). apply partition_total; [exact F|].
     eapply Permutation_Forall; [apply Permutation_sym; exact E|exact L]. }
   destruct P as [|g P].
   - simpl in E. apply Permutation_nil in E. subst w. unfold compute_rows. simpl. lia.

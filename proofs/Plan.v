@@ -40,7 +40,7 @@ Definition taken (rows : sample -> nat) (g : group) : nat := if t_is_padded T th
 
 Definition is_kept (rows : sample -> nat) (g : group) : bool := (taken rows g <=? t_budget T) && is_within limits g.
 
-Definition batch_cost (b : group) : nat := if t_is_padded T then charge unit_rows (t_of T) b else spent unit_cost b.
+Definition batch_cost (b : group) : nat := if t_is_padded T then charge unit_rows (t_of T) b else sum_over unit_cost b.
 
 Definition units_of (gs : list group) : list sample := map (fun '(n, g) => unit_of n g) (combine (seq 0 (length gs)) gs).
 
@@ -185,8 +185,8 @@ Proof. intros g. unfold taken, padded. replace (sum_over _ g) with (length g); [
 
 Lemma kept_perm : forall rows g h, Permutation g h -> is_kept T rows g = is_kept T rows h.
 Proof.
-  intros rows g h P. unfold is_kept, taken. f_equal; [|apply within_alike; intros r _; apply used_perm, P].
-  rewrite (total_perm _ _ P), (sum_over_perm _ rows _ _ P), (longest_perm _ _ P). reflexivity.
+  intros rows g h P. unfold is_kept, taken. f_equal; [|apply within_alike; intros r _; apply sum_over_perm, P].
+  rewrite (sum_over_perm len P), (sum_over_perm rows P), (longest_perm _ _ P). reflexivity.
 Qed.
 
 (** A micro-batch of samples takes what its units take. *)
@@ -202,8 +202,8 @@ Proof.
     - rewrite sum_over_app, IR. f_equal. rewrite U. unfold unit_rows. simpl.
       rewrite app_nth2; rewrite map_length, seq_length; [|lia]. replace (S _ - _) with 1 by lia. simpl. clear. induction g; simpl; congruence.
     - assert (Len : len u = if t_is_padded T then longest g else total g) by (rewrite U; reflexivity). rewrite Len.
-      destruct (t_is_padded T); rewrite ?longest_app, ?total_app; congruence.
-    - intros r L. rewrite used_app, (IU r L). f_equal. rewrite U. simpl. rewrite app_nth1 by (rewrite map_length, seq_length; exact L).
+      destruct (t_is_padded T); rewrite ?longest_app, ?sum_over_app; congruence.
+    - intros r L. rewrite sum_over_app, (IU r L). f_equal. rewrite U. simpl. rewrite app_nth1 by (rewrite map_length, seq_length; exact L).
       rewrite nth_indep with (d' := used 0 g) by (rewrite map_length, seq_length; exact L).
       rewrite (map_nth (fun r => used r g)), seq_nth by exact L. reflexivity. }
   destruct E as [R [E W]]. f_equal; [|apply within_alike, W]. destruct (t_is_padded T); congruence.
@@ -280,12 +280,6 @@ Proof.
   split; [lia|]. split; [eauto|lia].
 Qed.
 
-Lemma count_checked : forall n rows, is_count_refused T (round_up T n) rows = false -> count_ok (round_up T n).
-Proof.
-  intros n rows R. destruct (round_up_ok n) as [_ [K L]]. split; [exact K|]. split; [exact L|]. intros most E. unfold is_count_refused in R.
-  rewrite E in R. apply orb_false_iff in R. destruct R as [R _]. apply Nat.ltb_ge in R. exact R.
-Qed.
-
 (** The units of a division, into any sufficient number of micro-batches. *)
 Lemma divided : forall gs steps ranks, groups_ok gs -> 1 <= ranks -> need_of T (units_of T gs) ranks <= steps * ranks ->
   let bs := divide_into T (units_of T gs) (steps * ranks) ranks in
@@ -301,11 +295,6 @@ Qed.
 Lemma of_units : forall gs bs, Permutation (concat bs) (units_of T gs) -> Forall (Forall (fun u => In u (units_of T gs))) bs.
 Proof.
   intros gs bs P. apply Forall_forall. intros b I. apply Forall_forall. intros u Iu. eapply Permutation_in; [exact P|]. apply in_concat. eauto.
-Qed.
-
-Lemma filled_up_in : forall row bs, (forall b, In b row -> In b bs) -> is_filled_up bs -> In [] row -> Forall (fun b => length b <= 1) row.
-Proof.
-  intros row bs S [F|F] I; rewrite Forall_forall in *; [exfalso; apply (F []); auto|]. intros b Ib. apply F, S, Ib.
 Qed.
 
 (** Each unit is within one micro-batch. *)
@@ -377,7 +366,7 @@ Proof.
     { intros row b Ir Ib. eapply Permutation_in; [exact Q|]. apply in_concat. eauto. }
     pose proof (of_units gs bs P) as U. rewrite Forall_forall in F, B, U. apply Forall_map, Forall_forall. intros row I.
     apply finished_row; auto; try (apply Forall_forall; intros b Ib; [exact (U b (S row b I Ib))||exact (B b (S row b I Ib))]).
-    apply (filled_up_in row bs (fun b Ib => S row b I Ib) E).
+    intros Ie. destruct E as [E|E]; rewrite Forall_forall in E; [contradiction (E [] (S row [] I Ie) eq_refl)|]. apply Forall_forall. intros b Ib. apply E, (S row b I Ib).
   - intros k I. rewrite <- Q in P. destruct (a_unit_is_in_its_batch gs (concat dealt) k P I) as [b [Ib Sb]]. exists (members gs b).
     split; [|exact Sb]. apply in_concat in Ib. destruct Ib as [row [Ir Ib]]. apply in_concat. exists (row_of T gs row).
     split; [apply in_map, Ir|]. apply in_map. eapply Permutation_in; [symmetry; apply arrange_perm|exact Ib].
@@ -387,10 +376,11 @@ Theorem a_plan_of_pools_is_right : forall pools rows, Forall (fun pool => groups
   plan_pools T pools = Some rows -> exists count, count_ok count /\ Forall2 (pool_ok count) pools rows.
 Proof.
   intros pools rows G E. unfold plan_pools in E. set (count := round_up T _) in E. destruct (_ || _) eqn:X; [discriminate|]. injection E as <-.
-  apply orb_false_iff in X. destruct X as [X Y]. exists count. split; [exact (count_checked _ _ Y)|].
+  apply orb_false_iff in X. destruct X as [X Y]. exists count. destruct (round_up_ok _ : _ <= count /\ _) as [_ [K L]]. split.
+  { split; [exact K|]. split; [exact L|]. intros most E. unfold is_count_refused in Y. rewrite E in Y. apply orb_false_iff in Y as [Y _]. apply Nat.ltb_ge, Y. }
   assert (C : Forall (fun k => k <= count) (map (fun '(gs, ranks) => ceil (need_of T (units_of T gs) ranks) ranks) pools)).
   { apply list_max_le. exact (proj1 (round_up_ok _)). }
-  clear Y. clearbody count. induction pools as [|[gs ranks] pools IH]; simpl in *; [constructor|].
+  clear Y K L. clearbody count. induction pools as [|[gs ranks] pools IH]; simpl in *; [constructor|].
   inversion G as [|? ? [Gg R] Gs]; subst. inversion C; subst. apply orb_false_iff in X. destruct X as [Xg Xs].
   constructor; [apply dealt_pool; assumption|apply IH; assumption].
 Qed.
@@ -533,7 +523,6 @@ Proof.
     destruct rows as [|row [|]]; try discriminate. simpl in *. rewrite app_nil_r, (proj1 (join_is key mine)) in Q. constructor; auto.
 Qed.
 
-(** Two samples of one key share a micro-batch or, if keys are dealt out, a rank. *)
 Theorem a_plan_keeps_keys_together : forall T key p rows x y, terms_ok T -> problem_ok p -> plan_of T key p = Some rows -> key x = key y ->
   match p with
   | Stay own => forall mine, In mine own -> In x mine -> In y mine -> exists row g, In row rows /\ In g row /\ In x g /\ In y g
@@ -561,8 +550,6 @@ Proof.
     split; (eapply Permutation_in; [symmetry; exact Q|]); auto.
 Qed.
 
-(** A plan is refused only under terms that allow a refusal: large units may not be alone, the number of micro-batches is limited, or ranks
-    may not be idle. *)
 Theorem a_plan_is_refused_for_a_reason : forall T key p, plan_of T key p = None ->
   t_is_alone T = false \/ t_at_most T <> None \/ t_is_idle T = false.
 Proof.

@@ -124,7 +124,7 @@ Definition find (units : list sample) (count : nat) : option (list batch) :=
 (** R13.10: a lower bound on the number of micro-batches. *)
 Definition least (units : list sample) : nat :=
   let of_bound r bound := let column := map (fun x => fst (nth r (takes x) (0, 0))) units in
-    Nat.max (ceil (sum_over id column) bound) (length (filter (fun n => bound <? 2 * n) column)) in
+    Nat.max (ceil (sum column) bound) (length (filter (fun n => bound <? 2 * n) column)) in
   fold_left Nat.max (map (fun '(r, bound) => of_bound r bound) (combine (seq 0 (S (length limits))) (budget :: limits))) 0.
 
 (** The fewest micro-batches that are found; [count] gives their number from the number of steps. *)
@@ -139,8 +139,6 @@ Fixpoint bisect (units : list sample) (count : nat -> nat) (fuel low middle high
         end
       else found
   end.
-
-Definition is_filled (g : group) : bool := negb (length g =? 0).
 
 (** For units that all fit, beside [alone] others; the number of micro-batches of all ranks is a multiple of [whole]. *)
 Definition find_fewest (units : list sample) (alone whole at_least : nat) : list group :=
@@ -169,7 +167,7 @@ Fixpoint levels (ranks : nat) (falling : list nat) (steps left : nat) : list nat
 (** The costs with which micro-batches begin, so that those of one step come out alike. *)
 Definition starts_of (units : list sample) (count ranks : nat) : list nat :=
   let all := map cost units in
-  let found := levels ranks (every ranks 0 (sort_by (fun a b => b <=? a) all)) (count / ranks) (sum_over id all) in
+  let found := levels ranks (every ranks 0 (sort_by (fun a b => b <=? a) all)) (count / ranks) (sum all) in
   flat_map (fun level => repeat (hd 0 found - level) ranks) found.
 
 Definition settle_all (units : list sample) (bs : list batch) : list group :=
@@ -201,7 +199,7 @@ Definition first_of (g : group) : nat := match g with [] => 0 | x :: r => fold_l
 
 (** The costliest first. *)
 Definition costlier (g h : group) : bool :=
-  (spent cost h <? spent cost g) || ((spent cost g =? spent cost h) && (first_of g <=? first_of h)).
+  (sum_over cost h <? sum_over cost g) || ((sum_over cost g =? sum_over cost h) && (first_of g <=? first_of h)).
 
 Definition divide (units : list sample) (fewest : list group) (count ranks : nat) : list group :=
   let alone := loners units in
@@ -290,10 +288,6 @@ Proof.
   destruct (length units <=? tried); [destruct (_ <? _)|]; apply pack_sorted_holds, F.
 Qed.
 
-(** Evening out. *)
-Lemma spent_len : forall g, spent len g = total g.
-Proof. induction g; simpl; congruence. Qed.
-
 Lemma even_out_holds : forall units count bs, even_out units count = Some bs -> holds units (map b_group bs) /\ length bs = count.
 Proof.
   intros units count bs. unfold even_out, holds, is_roomy. destruct limits as [|]; [|discriminate]. destruct (are_swapped units); [|discriminate].
@@ -302,7 +296,7 @@ Proof.
   rewrite units_in_empty, app_nil_r in P. split; [split|].
   - unfold settled. change (concat (map b_group (?x))) with (units_in x). rewrite settling_loses_nothing, P. apply sort_by_perm.
   - apply Forall_map, Forall_forall. intros b I. unfold is_even in V. rewrite forallb_forall in V. specialize (V b I).
-    apply Nat.leb_le in V. unfold b_cost in V. rewrite spent_len in V. rewrite andb_true_r. apply Nat.leb_le. lia.
+    apply Nat.leb_le in V. unfold b_cost in V. rewrite andb_true_r. apply Nat.leb_le. lia.
   - unfold settled. rewrite settle_length. exact L.
 Qed.
 
@@ -318,9 +312,6 @@ Proof.
   intros units count. induction fuel as [|fuel IH]; simpl; intros low middle high found H; [exact H|].
   destruct (low <? high); [|exact H]. destruct (find units (count middle)) as [bs|] eqn:E; apply IH; [|exact H]. apply find_holds in E. apply E.
 Qed.
-
-Lemma filled_concat : forall gs : list group, concat (filter is_filled gs) = concat gs.
-Proof. induction gs as [|[|x g] gs IH]; simpl; congruence. Qed.
 
 Theorem the_fewest_hold_exactly_the_units : forall units alone whole at_least, fit_alone units -> holds units (find_fewest units alone whole at_least).
 Proof.

@@ -105,22 +105,16 @@ Proof.
   - intros _ run x _ _ _ J. apply andb_true_iff in J as [J _]. split; [destruct run; discriminate|exact J].
 Qed.
 
-Lemma sum_over_app : forall (A : Type) (f : A -> nat) l m, sum_over f (l ++ m) = sum_over f l + sum_over f m.
-Proof. induction l as [|x l IH]; simpl; intros m; [reflexivity|]. rewrite IH. lia. Qed.
-
 Lemma padded_room_parts : forall g h, padded_room (g ++ h) = true -> padded_room g = true /\ padded_room h = true.
 Proof.
   intros g h. unfold padded_room. rewrite !andb_true_iff, !Nat.leb_le, sum_over_app, longest_app. intros [T W].
-  split; (split; [|eapply is_within_le; [|exact W]; intros r; rewrite used_app; lia]); (eapply Nat.le_trans; [apply Nat.mul_le_mono|exact T]); lia.
+  split; (split; [|eapply is_within_le; [|exact W]; intros r; rewrite sum_over_app; lia]); (eapply Nat.le_trans; [apply Nat.mul_le_mono|exact T]); lia.
 Qed.
 
 Lemma singles_ok : forall l, fit_padded l -> runs_ok l (singles l).
 Proof.
   intros l F. split; [apply singles_are|]. apply Forall_map. eapply Forall_impl; [|exact F]. intros x R. split; [discriminate|exact R].
 Qed.
-
-Lemma runs_ok_app : forall l m gs hs, runs_ok l gs -> runs_ok m hs -> runs_ok (l ++ m) (gs ++ hs).
-Proof. intros l m gs hs [P F] [Q G]. split; [rewrite concat_app; congruence|apply Forall_app; auto]. Qed.
 
 (** ** Both bisections *)
 
@@ -229,13 +223,12 @@ Proof.
   destruct (lower_is (firstn (length l - apart) l) (count - apart) (Forall_firstn _ _ _ _ F) (high - low) low high found R Few) as [R' Few'].
   set (cut := _ ++ _). assert (Cut : runs_ok l cut /\ length cut <= count).
   { split; [|unfold cut, singles; rewrite app_length, map_length, skipn_length; lia].
-    rewrite <- (firstn_skipn (length l - apart) l). apply runs_ok_app; [exact R'|apply singles_ok, Forall_skipn, F]. }
+    destruct R' as [P' F'], (singles_ok (skipn (length l - apart) l)) as [Q G]; [apply Forall_skipn, F|]. unfold cut.
+    split; [rewrite concat_app, P', Q; apply firstn_skipn|apply Forall_app; auto]. }
   destruct Cut as [Cut Len]. destruct (halve_is (count - length cut) l cut H Cut) as [A [B C]].
   split; [exact A|]. split; [lia|]. destruct C as [C|C]; [left; lia|right; exact C].
 Qed.
 
-(** A division into at least as many micro-batches as needed. Each unit is in one. None exceeds a bound, except a unit by itself. There is
-    the number that was asked for. One is empty only if none has two units. *)
 Theorem a_padded_division_is_right : forall units count, have_rows units -> need_padded units <= count ->
   let gs := divide_padded units count in
   Permutation (concat gs) units /\

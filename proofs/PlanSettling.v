@@ -18,7 +18,7 @@ Section Settling.
     *)
 Variables (cost : sample -> nat) (room : group -> bool) (near : nat).
 
-Fixpoint spent (g : group) : nat := match g with [] => 0 | x :: r => cost x + spent r end.
+Notation spent := (sum_over cost).
 
 Definition b_cost (b : batch) : nat := b_start b + spent (b_group b).
 
@@ -104,8 +104,6 @@ Fixpoint settle (enough : option nat) (swaps : bool) (fuel : nat) (bs : list bat
       end
   end.
 
-Fixpoint sum_over {A : Type} (f : A -> nat) (l : list A) : nat := match l with [] => 0 | x :: r => f x + sum_over f r end.
-
 (** The measure that falls: the squares of the costs, plus the number of micro-batches that may give something away. *)
 Definition weight (b : batch) : nat := b_cost b * b_cost b + if b_pending b then 1 else 0.
 Definition measure (bs : list batch) : nat := sum_over weight bs.
@@ -113,15 +111,6 @@ Definition measure (bs : list batch) : nat := sum_over weight bs.
 Definition settled (enough : option nat) (swaps : bool) (bs : list batch) : list batch := settle enough swaps (measure bs) bs.
 
 (** ** One exchange *)
-
-Lemma spent_app : forall g h, spent (g ++ h) = spent g + spent h.
-Proof. induction g as [|x g IH]; simpl; intros h; [reflexivity|]. rewrite IH. lia. Qed.
-
-Lemma spent_perm : forall g h, Permutation g h -> spent g = spent h.
-Proof. induction 1; simpl; lia. Qed.
-
-Lemma sum_over_perm : forall (A : Type) (f : A -> nat) l m, Permutation l m -> sum_over f l = sum_over f m.
-Proof. induction 1; simpl; lia. Qed.
 
 Lemma set_nth_length : forall (A : Type) i (x : A) l, length (set_nth i x l) = length l.
 Proof. induction i as [|i IH]; intros x [|y l]; simpl; congruence. Qed.
@@ -289,7 +278,7 @@ Definition has_ended (enough : option nat) (swaps : bool) (bs : list batch) : Pr
 
 Lemma exchange_weighs_less : forall s t s' t', is_exchange s t s' t' -> b_pending s = true -> weight s' + weight t' < weight s + weight t.
 Proof.
-  intros s t s' t' [[S1 S2] [P1 P2] U _ _ [L1 L2]] P. apply spent_perm in U. rewrite !spent_app in U.
+  intros s t s' t' [[S1 S2] [P1 P2] U _ _ [L1 L2]] P. apply (sum_over_perm cost) in U. rewrite !sum_over_app in U.
   assert (E : b_cost s' + b_cost t' = b_cost s + b_cost t) by (unfold b_cost; lia). unfold weight. rewrite P, P1, P2.
   assert (Sq : b_cost s' * b_cost s' + b_cost t' * b_cost t' + 2 <= b_cost s * b_cost s + b_cost t * b_cost t).
   { assert (Z : exists e f, b_cost s' = b_cost t + S f /\ b_cost s = b_cost t + S f + S e /\ b_cost t' = b_cost t + S e).
@@ -302,18 +291,18 @@ Theorem settling_ends : forall enough swaps fuel bs, measure bs <= fuel -> has_e
 Proof.
   intros enough swaps. induction fuel as [|fuel IH]; intros bs M.
   - right. cbn [settle]. apply Forall_forall. intros b I. destruct (b_pending b) eqn:P; [|reflexivity].
-    apply in_split in I. destruct I as [l [r ->]]. unfold measure in M. rewrite (sum_over_perm _ weight _ (b :: l ++ r)) in M
+    apply in_split in I. destruct I as [l [r ->]]. unfold measure in M. rewrite (sum_over_perm weight (m := b :: l ++ r)) in M
       by (symmetry; apply Permutation_middle). simpl in M. unfold weight in M at 1. rewrite P in M. lia.
   - cbn [settle]. destruct (match enough with Some most => is_even most bs | None => false end) eqn:D.
     { left. destruct enough as [most|]; [|discriminate]. eauto. }
     destruct (next bs) as [[i s]|] eqn:Nh; [|right; eapply choose_none, Nh]. destruct (next_in _ _ _ Nh) as [Ni Ps].
     destruct (best _) as [[after [j [s' t']]]|] eqn:B.
     + destruct (found_is _ _ _ _ _ _ _ _ B) as [t [J [Nj E]]]. apply IH. pose proof (exchange_weighs_less _ _ _ _ E Ps) as W.
-      pose proof (sum_over_perm _ weight _ _ (set_nth_perm _ i s' s bs Ni)) as A.
+      pose proof (sum_over_perm weight (set_nth_perm _ i s' s bs Ni)) as A.
       assert (Nj' : nth_error (set_nth i s' bs) j = Some t) by (rewrite set_nth_other by congruence; exact Nj).
-      pose proof (sum_over_perm _ weight _ _ (set_nth_perm _ j t' t _ Nj')) as C. simpl in A, C. unfold measure in *. lia.
+      pose proof (sum_over_perm weight (set_nth_perm _ j t' t _ Nj')) as C. simpl in A, C. unfold measure in *. lia.
     + apply best_none in B. destruct enough as [most|]; [left; eauto 8|]. apply IH.
-      pose proof (sum_over_perm _ weight _ _ (set_nth_perm _ i (quiet s) s bs Ni)) as A. simpl in A. unfold measure in *.
+      pose proof (sum_over_perm weight (set_nth_perm _ i (quiet s) s bs Ni)) as A. simpl in A. unfold measure in *.
       assert (W : weight s = S (weight (quiet s))) by (unfold weight; rewrite Ps; unfold quiet, b_cost; simpl; lia).
       fold (quiet s). lia.
 Qed.
@@ -332,12 +321,7 @@ Lemma spent_some : forall b, is_sound b -> b_group b <> [] -> 1 <= b_cost b.
 Proof. intros b [_ [_ F]] Nh. unfold b_cost. destruct (b_group b) as [|x g]; [contradiction|]. inversion F; subst. simpl. lia. Qed.
 
 Lemma cheaper_orders : orders cheaper.
-Proof.
-  split.
-  - intros x y. unfold cheaper. rewrite orb_false_iff, andb_false_iff, orb_true_iff, andb_true_iff, !Nat.ltb_lt, !Nat.ltb_ge, !Nat.leb_le, !Nat.leb_gt,
-      !Nat.eqb_eq, Nat.eqb_neq. lia.
-  - intros x y z. unfold cheaper. rewrite !orb_true_iff, !andb_true_iff, !Nat.ltb_lt, !Nat.leb_le, !Nat.eqb_eq. lia.
-Qed.
+Proof. unfold cheaper. orders_numbers. Qed.
 
 (** While some micro-batch is empty, each with two or more units finds an exchange. *)
 Lemma an_empty_one_is_filled : forall swaps bs i s, Forall is_sound bs -> nth_error bs i = Some s -> 2 <= length (b_group s) ->
@@ -369,7 +353,7 @@ Proof.
     destruct Fs as [S0 [Rs Fx]]. destruct (F t (nth_error_In _ _ It)) as [T0 _]. pose proof (Forall_perm _ _ _ _ (Permutation_sym P) Fx) as Fx'.
     inversion Fx' as [|? ? [Cx Rx] Fr]; subst. pose proof (Permutation_length P) as Len. simpl in Len.
     destruct r as [|y r']; [simpl in Len; lia|]. inversion Fr as [|? ? [Cy _] _]; subst.
-    rewrite (proj2 (Nat.ltb_lt _ _)); [|unfold b_cost; rewrite <- (spent_perm _ _ P), S0, T0; simpl; lia]. rewrite Rx.
+    rewrite (proj2 (Nat.ltb_lt _ _)); [|unfold b_cost; rewrite <- (sum_over_perm cost P), S0, T0; simpl; lia]. rewrite Rx.
     rewrite (room_part x); [left; reflexivity|]. rewrite (room_perm _ _ P). exact Rs. }
   assert (In (j, t) (cheapest bs)) as Ic by (rewrite C; left; reflexivity).
   assert (X : In (Nat.max (b_start s + spent r) (b_start t + (cost x + 0)), (j, (mkBatch (b_start s) true r, mkBatch (b_start t) true [x]))) (all_exchanges swaps i s bs)).

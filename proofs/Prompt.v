@@ -22,6 +22,10 @@ Definition ends_by (k : trouble) (o : outcome_kind) : Prop :=
 (** The rank had already posted its offer of the round. *)
 Definition had_offered (k : trouble) (s : state) : Prop := at_phase s = OFFER /\ exists o, posted s = Some (MOffer o) /\ says k o = false.
 
+(** The rank [v] has ended in the round in which [u] was hit, or in the next, and so. *)
+Definition ends_in_time (k : trouble) (u v : state) (is_true : outcome_kind -> Prop) : Prop := (round v = round u \/ round v = S (round u)) /\
+  exists o, ended_as v = Some o /\ is_true o /\ (ends_by k o \/ (had_offered k u /\ round v = round u)).
+
 (** ** One rank *)
 
 Lemma drain_ending : forall d o l s, is_ending (drain d o l s) = true.
@@ -30,7 +34,6 @@ Proof. intros. unfold is_ending. destruct (drain_phase d o l s) as [-> | ->]; re
 Lemma post_ends : forall c r s, is_ending s = true -> is_ending (post c r s) = true.
 Proof. intros c r s E. rewrite post_ending by (unfold is_ending in E; destruct (at_phase s); auto; discriminate). exact E. Qed.
 
-(** An event other than a result leaves a rank's round and outcome unchanged. *)
 Lemma own_sign : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t ->
   round t = round s /\ ended_as t = ended_as s /\ (failure s <> None -> failure t = failure s) /\ (stopped s = true -> stopped t = true) /\
   (is_ending s = true -> is_ending t = true).
@@ -157,15 +160,14 @@ Proof.
 Qed.
 
 Lemma trouble_ends_the_epoch : forall {h0} k s t r q, sound h0 s -> leads s t -> r < W -> q < W -> hit k (rank_of s r) -> is_ending (rank_of s r) = false -> is_ending (rank_of t q) = true ->
-  (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
-  exists o, ended_as (rank_of t q) = Some o /\ (ends_by k o \/ (had_offered k (rank_of s r) /\ round (rank_of t q) = round (rank_of s r))).
+  ends_in_time k (rank_of s r) (rank_of t q) (fun _ => True).
 Proof.
   intros h0 k s t r q R Ld Hr Hq Hk E Eq. pose proof (leads_sound W cfg depth input ok s t Ld R) as R'.
   destruct (everyone_can_end t r q R' Hr Hq Eq) as [u [Lu [Er Uq]]].
   assert (Lsu : leads s u) by (clear - Ld Lu; induction Lu as [u|t' u l w Lu IH St]; [exact Ld|eapply leads_on; [apply IH; exact Ld|exact St]]).
   pose proof (leads_sound W cfg depth input ok s u Lsu R) as Ru. destruct (prompt_stays s u r k _ _ R Lsu Hr (prompt_at_first s r k R Hr Hk E)) as [_ P].
   assert (Eq' : is_ending (rank_of u q) = true) by (rewrite Uq; exact Eq). destruct (failure_ends_all_ranks_in_the_same_round W cfg depth input u r q Ru Hr Hq Er Eq') as [A1 [A2 _]]. rewrite Uq in A1, A2.
-  rewrite <- A1, <- A2. unfold is_ending in Er. destruct P as [[_ [_ [X _]]]|[[X _]|[[_ [X _]]|[[_ X]|[X [_ Y]]]]]]; try (rewrite X in Er; discriminate). auto.
+  unfold ends_in_time. rewrite <- A1, <- A2. unfold is_ending in Er. destruct P as [[_ [_ [X _]]]|[[X _]|[[_ [X _]]|[[_ X]|[X [_ Y]]]]]]; try (rewrite X in Er; discriminate). destruct Y as [o Y]. split; [exact X|exists o; tauto].
 Qed.
 
 (** ABORT, STOP. If a rank fails in round [k], every rank ends in round [k] or the next, as FAILED, naming a rank that did fail and its
@@ -174,32 +176,27 @@ Qed.
     reason. When nothing more can happen by itself, every rank has ended. *)
 Theorem a_failure_or_a_stop_in_round_k_ends_every_rank_in_round_k_or_the_next : forall {h0} k s t r, sound h0 s -> leads s t -> r < W ->
   hit k (rank_of s r) -> is_ending (rank_of s r) = false ->
-  (forall q, q < W -> is_ending (rank_of t q) = true ->
-    (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
-    exists o, ended_as (rank_of t q) = Some o /\ outcome_true W cfg t o /\ (ends_by k o \/ (had_offered k (rank_of s r) /\ round (rank_of t q) = round (rank_of s r)))) /\
+  (forall q, q < W -> is_ending (rank_of t q) = true -> ends_in_time k (rank_of s r) (rank_of t q) (outcome_true W cfg t)) /\
   ((forall i, i < W -> 1 <= depth i) -> ~ can W cfg depth input (by_itself W t) t -> forall q, q < W -> is_ending (rank_of t q) = true).
 Proof.
   intros h0 k s t r R Ld Hr F E. pose proof (leads_sound W cfg depth input ok s t Ld R) as R'. split.
-  - intros q Hq Eq. destruct (trouble_ends_the_epoch k s t r q R Ld Hr Hq F E Eq) as [A [o [O B]]]. split; [exact A|]. exists o. split; [exact O|].
+  - intros q Hq Eq. destruct (trouble_ends_the_epoch k s t r q R Ld Hr Hq F E Eq) as [A [o [O [_ B]]]]. split; [exact A|]. exists o. split; [exact O|].
     destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input t q R' Hq Eq) as [o' [O' T]]. rewrite O in O'. injection O' as <-. auto.
   - intros deep Nc q Hq. destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left W cfg depth input ok deep t R') as [C|A]; [contradiction|].
     unfold is_ending. destruct (A q Hq) as [-> |[-> _]]; reflexivity.
 Qed.
 
-(** The same with losses, for ranks that are not LOST. *)
 Theorem with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next : forall k s n t r q,
   under_way W cfg depth input s -> lossy_path W cfg depth input s n t -> r < W -> q < W ->
   hit k (rank_of s r) -> is_ending (rank_of s r) = false -> is_ending (rank_of t q) = true -> is_lost (rank_of t q) = false ->
-  (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
-  exists o, ended_as (rank_of t q) = Some o /\ outcome_true W cfg t o /\
-    (ends_by k o \/ (had_offered k (rank_of s r) /\ round (rank_of t q) = round (rank_of s r))).
+  ends_in_time k (rank_of s r) (rank_of t q) (outcome_true W cfg t).
 Proof.
   intros k s n t r q Rs P Hr Hq Hk E Eq Lq. pose proof (under_way_on W cfg depth input ok s n t P Rs) as Rt. destruct Rs as [h0 [v [R F]]].
   destruct (lossy_path_followed W cfg depth input ok s n t P v R F) as [w [Ld [_ [Fw _]]]].
   destruct (f_rank _ _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
   pose proof (live_is_followed W t w q Fw Hq Lq) as Xq.
   destruct (with_losses_an_outcome_names_the_rank_and_the_cause W cfg depth input t q Rt Hq Eq Lq) as [o' [O' T]].
-  rewrite Xr, Xq in *. destruct (trouble_ends_the_epoch k v w r q R Ld Hr Hq Hk E Eq) as [A [o [O B]]]. split; [exact A|].
+  rewrite Xr, Xq in *. destruct (trouble_ends_the_epoch k v w r q R Ld Hr Hq Hk E Eq) as [A [o [O [_ B]]]]. split; [exact A|].
   exists o. rewrite O in O'. injection O' as <-. auto.
 Qed.
 

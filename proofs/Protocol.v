@@ -35,7 +35,6 @@ Proof.
     eapply Forall_impl; [|exact F2]. simpl. intros; lia.
 Qed.
 
-(** The round of a planned step is earlier than the current round. *)
 Lemma history_rounds : forall c rs, Forall (fun y => snd (fst y) < h_round (history c rs)) (h_steps (history c rs)).
 Proof.
   intros. induction rs as [|x rs IH] using rev_ind; [constructor|]. rewrite history_snoc.
@@ -103,7 +102,6 @@ Proof.
   - intros g Eg. rewrite <- R5. destruct ok as [_ Ok _]. eapply ready_groups_to_emit; eauto.
 Qed.
 
-(** ALIGN: step [j] is the same step on all ranks: same number, same round, same global counts. *)
 Theorem rounds_are_aligned : forall s r q j x y, sound s -> r < W -> q < W ->
   nth_error (steps_of (rank_of s r)) j = Some x -> nth_error (steps_of (rank_of s q)) j = Some y ->
   s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y.
@@ -124,7 +122,6 @@ Definition steps_in_round (k : nat) (s : state) : list Machine.step := filter (f
 Lemma steps_in_round_shared : forall k xs, length (filter (fun x => s_round x =? k) xs) = length (filter (fun y => snd (fst y) =? k) (map shared xs)).
 Proof. induction xs as [|x xs IH]; simpl; [reflexivity|]. destruct (s_round x =? k); simpl; congruence. Qed.
 
-(** ALIGN: two ranks that have finished a round have made the same number of steps in it. *)
 Theorem every_rank_makes_the_same_number_of_steps_in_a_round : forall s r q k, sound s -> r < W -> q < W ->
   k < round (rank_of s r) -> k < round (rank_of s q) -> length (steps_in_round k (rank_of s r)) = length (steps_in_round k (rank_of s q)).
 Proof.
@@ -140,7 +137,6 @@ Proof.
   destruct (le_ge_dec (got s r) (got s q)) as [L|L]; [apply Z; assumption|symmetry; apply Z; assumption].
 Qed.
 
-(** CONSERVE: the samples in steps, in alignment, in the window and unread are the rank's input. *)
 Theorem nothing_is_lost : forall s r, sound s -> r < W ->
   Permutation (samples_of (steps_of (rank_of s r)) ++ concat (aligned (rank_of s r)) ++ window (rank_of s r) ++ skipn (read (rank_of s r)) (input r)) (input r).
 Proof.
@@ -192,7 +188,6 @@ Proof.
   simpl in C. rewrite app_nil_r in C. exact C.
 Qed.
 
-(** COVER: in join mode a COMPLETE rank has planned its whole input, whether its consumer is still there or not. *)
 Theorem a_complete_rank_has_planned_its_whole_input : forall s r, sound s -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   is_ending (rank_of s r) = true -> ended_as (rank_of s r) = Some Complete -> has_planned_everything s r.
 Proof.
@@ -209,7 +204,6 @@ Proof.
   destruct (n_closed _ _ _ S l Hk) as [Q|[[Q _]|Q]]; [unfold quota_met, is_quota_met in Q; rewrite Nq in Q; discriminate|congruence|]. apply (Q r H).
 Qed.
 
-(** COVER: if it is also done and its consumer is still there, its whole input has been handed out. *)
 Theorem join_mode_covers : forall s r, sound s -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   at_phase (rank_of s r) = DONE -> ended_as (rank_of s r) = Some Complete -> stopped (rank_of s r) = false ->
   Permutation (samples_of (taken (rank_of s r) ++ queue (rank_of s r))) (input r).
@@ -229,7 +223,6 @@ Proof.
   rewrite Pl, Ob, !app_nil_r in C. exact C.
 Qed.
 
-(** RELEASE: a step released on one rank is released, or planned and collated, on every rank. *)
 Theorem release_needs_every_rank_ready : forall s r q j, sound s -> r < W -> q < W -> j < length (released_of (rank_of s r)) ->
   j < length (released_of (rank_of s q)) \/ (j < length (steps_of (rank_of s q)) /\ collated (rank_of s q) = true).
 Proof.
@@ -251,7 +244,6 @@ Proof.
   destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [C _]. split; [|exact C]. rewrite <- (map_length shared), (k_steps _ _ _ _ _ _ Kq). exact L.
 Qed.
 
-(** The global counts of a step are the sums over the batches that the ranks hold. *)
 Theorem global_counts_are_the_sums_over_all_ranks : forall s r j x, sound s -> r < W -> nth_error (steps_of (rank_of s r)) j = Some x ->
   s_counts x = sum_counts (map (fun q => count_group (nth j (groups_of (rank_of s q)) [])) (seq 0 W)).
 Proof.
@@ -259,19 +251,16 @@ Proof.
   destruct (whole_goes_on h0 s r) as [[ext X] _]. apply (n_true _ _ _ S j (shared x)). rewrite X, nth_error_app1 by (apply nth_error_Some; congruence). exact E.
 Qed.
 
-(** The counts show use of a further resource exactly if some rank's batch uses it. *)
 Theorem a_resource_is_counted_where_some_rank_uses_it : forall s r j x i, sound s -> r < W -> nth_error (steps_of (rank_of s r)) j = Some x ->
   (0 < nth i (n_costs (s_counts x)) 0 <-> exists q, q < W /\ 0 < used i (nth j (groups_of (rank_of s q)) [])).
 Proof.
-  intros s r j x i R H E. rewrite (global_counts_are_the_sums_over_all_ranks s r j x R H E). unfold sum_counts. rewrite fold_add_costs, map_map.
+  intros s r j x i R H E. rewrite (global_counts_are_the_sums_over_all_ranks s r j x R H E). unfold sum_counts. rewrite (fold_add (fun c => nth i (n_costs c) 0)), sum_over_map by (intros; apply nth_add_costs).
   replace (nth i (n_costs zero_counts) 0) with 0 by (destruct i; reflexivity). simpl.
-  rewrite (map_ext _ (fun q => used i (nth j (groups_of (rank_of s q)) []))) by (intros q; apply nth_costs_of_group).
-  rewrite sum_nat_positive. split.
+  rewrite (sum_over_ext _ _ (fun q => used i (nth j (groups_of (rank_of s q)) []))), sum_over_positive by (intros q; apply nth_costs_of_group). split.
   - intros [q [Hq P]]. apply in_seq in Hq. exists q. split; [lia|exact P].
   - intros [q [Hq P]]. exists q. split; [apply in_seq; lia|exact P].
 Qed.
 
-(** No step is idle on every rank. TERM needs this. *)
 Theorem some_rank_has_work_in_every_step : forall s r x, sound s -> r < W -> In x (steps_of (rank_of s r)) -> 1 <= n_samples (s_counts x).
 Proof.
   intros s r x R H E. pose proof (so_invariant _ _ _ _ _ R) as I. pose proof (so_second _ _ _ _ _ R) as S. apply In_nth_error in E as [j E]. apply (shared_nth s r j x R H) in E.
@@ -279,7 +268,7 @@ Proof.
   destruct (whole_goes_on h0 s r) as [[ext ->] _]. apply in_or_app. left. exact (nth_error_In _ _ E).
 Qed.
 
-Definition samples_by (n : nat) (s : state) : nat := sum_nat (map (fun x => n_samples (s_counts x)) (firstn n (steps_of s))).
+Definition samples_by (n : nat) (s : state) : nat := sum_over (fun x => n_samples (s_counts x)) (firstn n (steps_of s)).
 
 (** QUOTA: if a rank closes COMPLETE, all ranks that end have made the same steps. With a quota, these are the first whose samples reach it,
     unless some rank has planned its whole input first. Without a quota, some rank has planned its whole input. *)
@@ -304,7 +293,7 @@ Proof.
   assert (Lr : length (steps_of (rank_of s r)) = length (h_steps (whole s))) by (rewrite <- Sr, map_length; reflexivity).
   assert (Lq : length (steps_of (rank_of s q)) = length (h_steps (whole s))) by (rewrite <- Sq, map_length; reflexivity).
   assert (X : forall n, samples_by n (rank_of s r) = planned_samples (whole s) n).
-  { intros n. unfold samples_by, planned_samples. rewrite <- Sr, firstn_map, map_map. reflexivity. }
+  { intros n. unfold samples_by, planned_samples. rewrite <- Sr, firstn_map, sum_over_map. reflexivity. }
   split; [exact O2|]. split; [congruence|].
   assert (Cl : quota_met cfg (whole s) = true \/ exists i, i < W /\ has_planned_everything s i).
   { destruct (n_closed _ _ _ S l Hk) as [Q|[[_ [i [Hi Q]]]|Q]]; [left; exact Q|right; exists i|right; exists r]; (split; [assumption|]); eapply dry_has_planned; eauto. }
@@ -326,7 +315,6 @@ Proof.
   rewrite <- (k_round _ _ _ _ _ _ K), Hs in Nc. destruct (Nc eq_refl) as [_ [[_ F]|[L _]]]; [discriminate|exact L].
 Qed.
 
-(** QUOTA: in quota mode, without updates, no step is idle on any rank. *)
 Theorem quota_mode_never_idles : forall s r, reachable s -> r < W -> (forall i, i < W -> c_is_quota (cfg i) = true /\ c_updates (cfg i) = None) ->
   Forall (fun g => g <> []) (groups_of (rank_of s r)).
 Proof.

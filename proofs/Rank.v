@@ -27,19 +27,15 @@ Proof.
   induction gs as [|g gs IH]; intros cs n rd L; simpl; [reflexivity|]. destruct cs as [|x cs]; simpl in *; [lia|]. rewrite IH by lia. reflexivity.
 Qed.
 
-Lemma cut_at_le : forall q cs g, cut_at q g cs <= length cs.
-Proof. induction cs as [|x cs IH]; simpl; intros g; [lia|]. destruct (_ <=? _); [lia|]. specialize (IH (g + n_samples x)). lia. Qed.
-
 Lemma cut_le : forall c g cs, cut c g cs <= length cs.
-Proof. intros. unfold cut. destruct (c_quota c); [apply cut_at_le|lia]. Qed.
+Proof.
+  intros c g cs. unfold cut. destruct (c_quota c) as [q|]; [|lia]. revert g. induction cs as [|x cs IH]; simpl; intros g; [lia|]. specialize (IH (g + n_samples x)). destruct (_ <=? _); lia.
+Qed.
 
 Lemma cut_pos : forall c g cs, cs <> [] -> 1 <= cut c g cs.
 Proof. intros c g cs NE. destruct cs as [|x cs]; [easy|]. unfold cut. destruct (c_quota c); simpl; [destruct (_ <=? _)|]; lia. Qed.
 
-Lemma sum_nat_app : forall a b, sum_nat (a ++ b) = sum_nat a + sum_nat b.
-Proof. induction a; simpl; intros; [reflexivity|]. rewrite IHa. lia. Qed.
-
-Lemma make_shared_samples : forall cs n rd, map (fun x : shared_step => n_samples (snd x)) (make_shared n rd cs) = map n_samples cs.
+Lemma make_shared_samples : forall cs n rd, sum_over (fun x : shared_step => n_samples (snd x)) (make_shared n rd cs) = total_samples cs.
 Proof. induction cs; simpl; intros; [reflexivity|]. rewrite IHcs. reflexivity. Qed.
 
 (** ** The steps of a round *)
@@ -77,7 +73,6 @@ Proof.
   rewrite (ok_align_perm c OK), G. apply (ok_group_perm c OK).
 Qed.
 
-(** Without updates every round forms steps. *)
 Lemma without_updates : forall c, c_updates c = None -> (forall k, has_steps c k = true) /\
   (forall s, form_groups c s = c_group c (budget s) (window s)) /\ (forall s n, form_steps c s n = c_align c (round s) (groups s) n (due_before c s)) /\
   (forall a, count_steps c a = if c_is_quota c then Nat.min (c_rule c a) (o_samples_min a) else c_rule c a).
@@ -274,7 +269,7 @@ Proof.
     - unfold steps_of in *. simpl. rewrite Pl, app_nil_r in k_steps.
       rewrite !app_assoc, map_app, <- app_assoc, k_steps. f_equal. rewrite make_steps_shared by lia. rewrite Lf, k_planned, k_round. reflexivity.
     - rewrite app_length, make_shared_length, firstn_length, k_planned. lia.
-    - unfold h_samples. simpl. rewrite map_app, sum_nat_app, make_shared_samples, k_gsum. reflexivity.
+    - unfold h_samples. simpl. rewrite sum_over_app, make_shared_samples, k_gsum. reflexivity.
     - unfold steps_of in *. simpl. rewrite Pl, app_nil_r in k_cons. rewrite <- k_cons. unfold samples_of.
       rewrite !app_assoc, map_app, concat_app, make_steps_groups by lia. rewrite <- !app_assoc. apply Permutation_app_head.
       replace (concat (aligned s)) with (concat (firstn n (aligned s)) ++ concat (skipn n (aligned s))) by (rewrite <- concat_app, firstn_skipn; reflexivity).

@@ -11,7 +11,7 @@ Import ListNotations.
 
 Lemma counted_samples : forall k rd xs released cs n m, h_samples (mkHist k rd (xs ++ make_shared n m cs) released) = h_samples (mkHist k rd xs released) + total_samples cs.
 Proof.
-  intros k rd xs released cs n m. unfold h_samples, total_samples. simpl. rewrite map_app, sum_nat_app, make_shared_samples. reflexivity.
+  intros k rd xs released cs n m. unfold h_samples, total_samples. simpl. rewrite sum_over_app, make_shared_samples. reflexivity.
 Qed.
 
 (** ** What a rank plans *)
@@ -615,41 +615,34 @@ Proof.
   apply (same_next d d' s s' n Rp Rp' Ln Ln' (IH ltac:(lia) ltac:(lia) B B') B'); left; assumption.
 Qed.
 
-Lemma what_two_runs_tell : forall d d' s s' r, tells d s -> tells d' s' -> r < W ->
+(** Of two runs, the steps that a rank plans in one begin those it plans in the other, and are the same if both are complete. *)
+Definition plan_alike (runs : (nat -> nat) -> sys -> Prop) : Prop := forall d d' s s' r, runs d s -> runs d' s' -> r < W ->
   is_prefix (steps_of (rank_of s r)) (steps_of (rank_of s' r)) \/ is_prefix (steps_of (rank_of s' r)) (steps_of (rank_of s r)).
+Definition complete_alike (runs : (nat -> nat) -> sys -> Prop) : Prop := forall d d' s s' r, runs d s -> runs d' s' -> r < W ->
+  is_ending (rank_of s r) = true -> is_ending (rank_of s' r) = true -> ended_as (rank_of s r) = Some Complete -> ended_as (rank_of s' r) = Some Complete ->
+  steps_of (rank_of s r) = steps_of (rank_of s' r).
+
+Lemma what_two_runs_tell : plan_alike tells.
 Proof.
   intros d d' s s' r Rp Rp' H. pose proof (tell_images d s Rp) as Im. pose proof (tell_images d' s' Rp') as Im'.
   rewrite (i_steps _ _ _ _ _ _ (Im r H)), (i_steps _ _ _ _ _ _ (Im' r H)). unfold seen.
   pose proof (got_some d s r Rp H) as G. pose proof (got_some d' s' r Rp' H) as G'.
-  assert (X : forall k, k <= got s r -> k <= got s' r ->
-    firstn k (results s) = firstn k (results s') \/
-    (~ alive (history (firstn k (results s))) /\ is_prefix (steps_at r k (results s)) (steps_at r k (results s'))) \/
-    (~ alive (history (firstn k (results s'))) /\ is_prefix (steps_at r k (results s')) (steps_at r k (results s)))).
-  { induction k as [|k IH]; intros Lk Lk'; [left; reflexivity|]. destruct (IH ltac:(lia) ltac:(lia)) as [E|[[D P]|[D P]]].
-    - destruct (alive_or_not (history (firstn (S k) (results s)))) as [A|A].
-      + destruct (alive_or_not (history (firstn (S k) (results s')))) as [A'|A'].
-        * left. apply (same_results d d' s s' Rp Rp'); auto; lia.
-        * right. right. split; [exact A'|]. rewrite (dead_next r (results s') k A'), <- E. apply (prefix_next r k (results s)).
-      + right. left. split; [exact A|]. rewrite (dead_next r (results s) k A), E. apply (prefix_next r k (results s')).
-    - right. left. assert (D' : ~ alive (history (firstn (S k) (results s)))) by (apply (dead_after _ k); [lia|exact D]). split; [exact D'|].
-      rewrite (dead_next r _ k D'). eapply prefix_trans; [exact P|apply (prefix_next r k (results s'))].
-    - right. right. assert (D' : ~ alive (history (firstn (S k) (results s')))) by (apply (dead_after _ k); [lia|exact D]). split; [exact D'|].
-      rewrite (dead_next r _ k D'). eapply prefix_trans; [exact P|apply (prefix_next r k (results s))]. }
-  destruct (Nat.le_ge_cases (got s r) (got s' r)) as [L|L].
-  - destruct (X (got s r) (le_n _) L) as [E|[[D P]|[D P]]].
-    + left. rewrite E. apply (prefix_later r (results s') _ _ L).
-    + left. eapply prefix_trans; [exact P|apply (prefix_later r (results s') _ _ L)].
-    + right. rewrite (dead_later r (results s') _ _ L D). exact P.
-  - destruct (X (got s' r) L (le_n _)) as [E|[[D P]|[D P]]].
-    + right. rewrite <- E. apply (prefix_later r (results s) _ _ L).
-    + left. rewrite (dead_later r (results s) _ _ L D). exact P.
-    + right. eapply prefix_trans; [exact P|apply (prefix_later r (results s) _ _ L)].
+  assert (X : forall k, k <= got s r -> k <= got s' r -> firstn k (results s) = firstn k (results s') \/
+    exists j, j < k /\ firstn j (results s) = firstn j (results s') /\ (~ alive (history (firstn (S j) (results s))) \/ ~ alive (history (firstn (S j) (results s'))))).
+  { induction k as [|k IH]; intros Lk Lk'; [left; reflexivity|]. destruct (IH ltac:(lia) ltac:(lia)) as [E|[j [Lj J]]]; [|right; exists j; split; [lia|exact J]].
+    destruct (alive_or_not (history (firstn (S k) (results s)))) as [A|A]; [|right; exists k; auto].
+    destruct (alive_or_not (history (firstn (S k) (results s')))) as [A'|A']; [|right; exists k; auto].
+    left. apply (same_results d d' s s' Rp Rp'); auto; lia. }
+  assert (Dead : forall rs rs' j n n', j < n -> j < n' -> firstn j rs = firstn j rs' -> ~ alive (history (firstn (S j) rs)) -> is_prefix (steps_at r n rs) (steps_at r n' rs')).
+  { intros rs rs' j n n' L L' E D. rewrite (dead_later r rs (S j) n L D), (dead_next r rs j D), E. apply (prefix_later r rs'). lia. }
+  destruct (X (Nat.min (got s r) (got s' r)) ltac:(lia) ltac:(lia)) as [E|[j [Lj [E [D|D]]]]]; [|left; apply (Dead _ _ j); auto; lia|right; apply (Dead _ _ j); auto; lia].
+  destruct (Nat.le_ge_cases (got s r) (got s' r)) as [L|L];
+    [left; rewrite Nat.min_l in E by exact L; rewrite E|right; rewrite Nat.min_r in E by exact L; rewrite <- E]; apply prefix_later, L.
 Qed.
 
 (** REPLAY. Take two runs on the same samples with the same configuration and number of ranks. Whatever their schedules, depths and splits
     of reads, and whatever fails or stops, the steps planned on a rank in one run begin those planned in the other. *)
-Theorem the_steps_planned_do_not_depend_on_the_schedule : forall d d' s s' r, replays d s -> replays d' s' -> r < W ->
-  is_prefix (steps_of (rank_of s r)) (steps_of (rank_of s' r)) \/ is_prefix (steps_of (rank_of s' r)) (steps_of (rank_of s r)).
+Theorem the_steps_planned_do_not_depend_on_the_schedule : plan_alike replays.
 Proof. intros d d' s s' r Rp Rp' H. apply (what_two_runs_tell d d'); auto using replays_tell. Qed.
 
 Lemma no_longer : forall d d' s s' n n' l, tells d s -> tells d' s' -> length (log s) = S n -> length (log s') = S n' ->
@@ -669,9 +662,7 @@ Proof.
   rewrite <- Y, Wh in C'. unfold alive in C'. rewrite Hk in C'. exact C'.
 Qed.
 
-Lemma what_two_complete_runs_tell : forall d d' s s' r, tells d s -> tells d' s' -> r < W ->
-  is_ending (rank_of s r) = true -> is_ending (rank_of s' r) = true -> ended_as (rank_of s r) = Some Complete -> ended_as (rank_of s' r) = Some Complete ->
-  steps_of (rank_of s r) = steps_of (rank_of s' r).
+Lemma what_two_complete_runs_tell : complete_alike tells.
 Proof.
   intros d d' s s' r Rp Rp' H E E' O O'. pose proof (tell_images d s Rp) as Im. pose proof (tell_images d' s' Rp') as Im'.
   destruct (ended_tells d s r Rp H E) as [G [o [l [Hk X]]]]. rewrite O in X. injection X as <-. destruct (ended_tells d' s' r Rp' H E') as [G' [o' [l' [Hk' X']]]]. rewrite O' in X'. injection X' as <-.
@@ -683,10 +674,7 @@ Proof.
   rewrite (dead_next r _ n D), (dead_next r _ n D'). do 2 f_equal. apply (same_results d d' s s' Rp Rp' n); try lia; unfold alive; [rewrite K|rewrite K']; exact Logic.I.
 Qed.
 
-(** REPLAY: if both runs are complete, they have planned the same steps. *)
-Theorem complete_runs_have_planned_the_same_steps : forall d d' s s' r, replays d s -> replays d' s' -> r < W ->
-  is_ending (rank_of s r) = true -> is_ending (rank_of s' r) = true -> ended_as (rank_of s r) = Some Complete -> ended_as (rank_of s' r) = Some Complete ->
-  steps_of (rank_of s r) = steps_of (rank_of s' r).
+Theorem complete_runs_have_planned_the_same_steps : complete_alike replays.
 Proof. intros d d' s s' r Rp Rp'. apply (what_two_complete_runs_tell d d'); auto using replays_tell. Qed.
 
 End Replay.

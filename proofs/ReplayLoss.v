@@ -17,11 +17,8 @@ Variable runs : (nat -> nat) -> sys -> Prop.
 Hypothesis runs_sound : forall depth s, runs depth s -> exists h0, Keeps.sound W cfg depth input (h0 := h0) s.
 Hypothesis runs_on : forall depth s l t, runs depth s -> System.step W cfg depth input s l t -> ends_alike s l -> runs depth t.
 
-Hypothesis runs_alike : forall d d' s s' r, runs d s -> runs d' s' -> r < W ->
-  is_prefix (steps_of (rank_of s r)) (steps_of (rank_of s' r)) \/ is_prefix (steps_of (rank_of s' r)) (steps_of (rank_of s r)).
-Hypothesis runs_complete_alike : forall d d' s s' r, runs d s -> runs d' s' -> r < W ->
-  is_ending (rank_of s r) = true -> is_ending (rank_of s' r) = true -> ended_as (rank_of s r) = Some Complete -> ended_as (rank_of s' r) = Some Complete ->
-  steps_of (rank_of s r) = steps_of (rank_of s' r).
+Hypothesis runs_alike : plan_alike W runs.
+Hypothesis runs_complete_alike : complete_alike W runs.
 
 (** Such a run at the depth [depth], in which any rank may be told at any moment that a peer is lost. *)
 Inductive lossy_runs (depth : nat -> nat) : sys -> Prop :=
@@ -42,17 +39,14 @@ Record left_behind (u v : state) : Prop := {
 Lemma lose_leaves : forall peer cause s, is_ending s = false -> left_behind (lose peer cause s) s.
 Proof. intros peer cause s E. pose proof (lose_lost peer cause s E) as L. destruct (lost_steps _ _ L) as [S _]. destruct L. constructor; auto. Qed.
 
-Lemma left_shares : forall u v, left_behind u v -> at_phase u = DONE /\ is_lost u = true /\ taken u = taken v.
-Proof. intros u v []. auto. Qed.
-
-Lemma left_is_closed : forall u v, left_behind u v -> queue u = queue v /\ exists l, limit u = Some l /\ l <= length (taken v).
+Lemma left_shares : forall u v, left_behind u v -> at_phase u = DONE /\ is_lost u = true /\ taken u = taken v /\ queue u = queue v /\ exists l, limit u = Some l /\ l <= length (taken v).
 Proof. intros u v []. auto. Qed.
 
 (** This relation survives whatever the lost rank still reads. *)
 Lemma left_stays : forall {h0} depth s v r e t, Keeps.sound W cfg depth input (h0 := h0) v -> r < W -> may cfg input s r e -> transition c r (depth r) (rank_of s r) e = Some t ->
   left_behind (rank_of s r) (rank_of v r) -> left_behind t (rank_of v r) /\ posted t = posted (rank_of s r) /\ (forall x, e <> Got x) /\ e <> StepTaken.
 Proof.
-  intros h0 depth s v r e t Rv H M E L. pose proof (lost_transition W cfg depth input left_behind left_shares left_is_closed s v r e t Rv H M E L) as Ev.
+  intros h0 depth s v r e t Rv H M E L. pose proof (lost_transition W cfg depth input left_behind left_shares s v r e t Rv H M E L) as Ev.
   destruct L as [P Lo Li S Q T]. destruct (lost_keeps _ _ _ _ _ _ P Ev E) as [_ [_ [NG [NT [Pt [Ot [Lt [St [Qt [Tt Po]]]]]]]]]].
   split; [|auto]. constructor; try congruence; [|rewrite Lt; exact Li]. unfold is_lost, is_ending in *. rewrite Pt, Ot. rewrite P in Lo. exact Lo.
 Qed.
@@ -83,8 +77,7 @@ Qed.
 Lemma planned_alike : forall u v r, follows_as W left_behind u v -> r < W -> steps_of (rank_of u r) = steps_of (rank_of v r).
 Proof. intros u v r F H. destruct (f_rank _ _ _ _ F r H) as [[_ [-> _]]|[L _]]; [reflexivity|apply L]. Qed.
 
-Theorem with_losses_the_steps_planned_do_not_depend_on_the_schedule : forall d d' s s' r, lossy_runs d s -> lossy_runs d' s' -> r < W ->
-  is_prefix (steps_of (rank_of s r)) (steps_of (rank_of s' r)) \/ is_prefix (steps_of (rank_of s' r)) (steps_of (rank_of s r)).
+Theorem with_losses_the_steps_planned_do_not_depend_on_the_schedule : plan_alike W lossy_runs.
 Proof.
   intros d d' s s' r P P' H. destruct (a_run_with_losses_follows_one_without d s P) as [v [R F]].
   destruct (a_run_with_losses_follows_one_without d' s' P') as [v' [R' F']].
@@ -92,9 +85,7 @@ Proof.
   exact (runs_alike d d' v v' r R R' H).
 Qed.
 
-Theorem with_losses_complete_ranks_have_planned_the_same_steps : forall d d' s s' r, lossy_runs d s -> lossy_runs d' s' -> r < W ->
-  is_ending (rank_of s r) = true -> is_ending (rank_of s' r) = true -> ended_as (rank_of s r) = Some Complete -> ended_as (rank_of s' r) = Some Complete ->
-  steps_of (rank_of s r) = steps_of (rank_of s' r).
+Theorem with_losses_complete_ranks_have_planned_the_same_steps : complete_alike W lossy_runs.
 Proof.
   intros d d' s s' r P P' H E E' O O'. destruct (a_run_with_losses_follows_one_without d s P) as [v [R F]].
   destruct (a_run_with_losses_follows_one_without d' s' P') as [v' [R' F']].

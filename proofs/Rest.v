@@ -154,8 +154,6 @@ Proof.
   - intros r k E. apply part_splits, S, E.
 Qed.
 
-(** RESUME, for any number of ranks that changes any number of times: the items taken before and those then shared out are the epoch, each
-    item once. *)
 Theorem what_was_taken_and_what_is_left_are_the_epoch : forall A base (order : list A), sound_base base order ->
   Permutation (taken_of base order ++ rest_of base order) order.
 Proof.
@@ -163,7 +161,6 @@ Proof.
   apply generation_splits, S1.
 Qed.
 
-(** Each remaining item goes to exactly one of the new ranks. *)
 Theorem the_shares_of_the_new_ranks_are_what_is_left : forall A world (rest : list A), 1 <= world ->
   Permutation (concat (map (fun r => pick rest (share_of world r (length rest))) (seq 0 world))) rest.
 Proof.

@@ -181,7 +181,6 @@ Qed.
 (** A rank that saves, in a job that has not been loaded. *)
 Record saves (d : nat -> nat) (s : sys) (r : nat) : Prop := { sv_run : replays d s; sv_rank : r < W; sv_begun : has_begun (rank_of s r) }.
 
-(** RESUME: a rank saves where its round began. What it has read since does not matter. *)
 Theorem what_a_rank_saves_is_where_its_round_began : forall d s r, saves d s r ->
   says_where (save (rank_of s r)) (history (seen s r)) (view_at s r).
 Proof. intros d s r [Rp H B]. apply (begun_saves d s r); auto. apply replays_tell; assumption. Qed.
@@ -302,17 +301,13 @@ Qed.
 (** RESUME, for a whole job with the same number of ranks: whatever is loaded, when and how often, at whatever depths and under whatever
     schedules, and whatever fails or stops, the steps planned on a rank in one job begin those planned in the other. Either job may never
     have been loaded. *)
-Theorem a_job_that_is_loaded_plans_the_steps_of_any_other : forall d d' s s' r, job d s -> job d' s' -> r < W ->
-  is_prefix (steps_of (rank_of s r)) (steps_of (rank_of s' r)) \/ is_prefix (steps_of (rank_of s' r)) (steps_of (rank_of s r)).
+Theorem a_job_that_is_loaded_plans_the_steps_of_any_other : plan_alike W job.
 Proof.
   intros d d' s s' r J J' H. destruct (job_tells d s J) as [past [t [Re T]]]. destruct (job_tells d' s' J') as [past' [t' [Re' T']]].
   rewrite <- (re_rank _ _ _ Re r H), <- (re_rank _ _ _ Re' r H). apply (what_two_runs_tell W c src input d d'); assumption.
 Qed.
 
-(** RESUME: if both jobs are COMPLETE on the rank, the steps are the same. *)
-Theorem complete_jobs_have_planned_the_same_steps : forall d d' s s' r, job d s -> job d' s' -> r < W ->
-  is_ending (rank_of s r) = true -> is_ending (rank_of s' r) = true -> ended_as (rank_of s r) = Some Complete -> ended_as (rank_of s' r) = Some Complete ->
-  steps_of (rank_of s r) = steps_of (rank_of s' r).
+Theorem complete_jobs_have_planned_the_same_steps : complete_alike W job.
 Proof.
   intros d d' s s' r J J' H. destruct (job_tells d s J) as [past [t [Re T]]]. destruct (job_tells d' s' J') as [past' [t' [Re' T']]].
   rewrite <- (re_rank _ _ _ Re r H), <- (re_rank _ _ _ Re' r H). apply (what_two_complete_runs_tell W c src input ok d d'); assumption.
@@ -336,7 +331,7 @@ Proof.
   set (v := view_at s r) in *. set (rd := v_read v) in *. set (S := map pos (samples_of (steps_of (rank_of s r)))). set (w := map pos (v_window v)).
   assert (Ps : Permutation (S ++ w) (seq 0 rd)).
   { unfold S, w. rewrite <- map_app, (Permutation_map pos Cs). assert (X : map pos (firstn rd (input r)) = seq 0 rd); [|rewrite X; reflexivity].
-    rewrite map_numbered, firstn_length, Nat.min_l by (exact Le || (intros i x E; apply nth_error_of_firstn in E as [_ E]; exact (placed r i x H E))). reflexivity. }
+    rewrite (map_numbered _ _ pos (fun i => i)), map_id, firstn_length, Nat.min_l by (exact Le || (intros i x E; apply nth_error_of_firstn in E as [_ E]; exact (placed r i x H E))). reflexivity. }
   assert (Nd : NoDup (S ++ w)) by (apply (Permutation_NoDup (Permutation_sym Ps)), seq_NoDup).
   assert (In_all : forall p, In p (S ++ w) <-> p < rd).
   { intros p. split; intros I; [apply (Permutation_in _ Ps), in_seq in I; lia|apply (Permutation_in _ (Permutation_sym Ps)), in_seq; lia]. }
@@ -365,8 +360,7 @@ Lemma begun_whole : forall {h0} d s r, System.invariant W cfg d input (h0 := h0)
 Proof.
   intros h0 d s r I H Ph. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite (k_steps _ _ _ _ _ _ K), (k_round _ _ _ _ _ _ K).
   assert (Kk : h_kind (hist_from cfg h0 s r) = NOffer) by (pose proof (k_kind _ _ _ _ _ _ K) as X; unfold kind_ok in X; destruct Ph as [P|P]; rewrite P in X; exact X).
-  destruct (hist_cases W cfg d input s r I H) as [[_ ->]|[_ [_ [_ [ms [x [_ [_ ->]]]]]]]]; [auto|]. unfold h_step. rewrite Kk. destruct x as [a|cs|rs]; auto.
-  destruct (is_bad a); [auto|]. destruct (o_stop_rank a); auto.
+  destruct (hist_cases W cfg d input s r I H) as [[_ ->]|[_ [_ [_ [ms [x [_ [_ ->]]]]]]]]; [auto|]. unfold h_step. rewrite Kk. destruct x as [a|cs|rs]; auto. destruct (is_bad a), (o_stop_rank a); auto.
 Qed.
 
 (** Any rank may receive what there are results of. It has then planned the steps whose groups it held. *)
@@ -435,12 +429,10 @@ Proof.
     + intros r q Hr Hq. change (length (steps_of (u r)) <= length (steps_of (u q)) + 0). rewrite !Ks by assumption. lia.
 Qed.
 
-(** COVER, for a job that may have been loaded: a rank whose outcome is COMPLETE has planned its whole input, before loading and after. *)
 Theorem a_complete_rank_of_a_job_has_planned_its_whole_input : forall d s r, job d s -> r < W -> c_is_quota c = false -> c_quota c = None ->
   is_ending (rank_of s r) = true -> ended_as (rank_of s r) = Some Complete -> Permutation (samples_of (steps_of (rank_of s r))) (input r).
 Proof. intros d s r J. destruct (every_moment_of_a_job_is_sound d s J) as [h0 So]. exact (a_complete_rank_has_planned_its_whole_input W cfg d input s r So). Qed.
 
-(** CONSERVE, for such a job: the samples in steps, in alignment, in the window and unread are the rank's input. *)
 Theorem nothing_is_lost_in_a_job : forall d s r, job d s -> r < W -> let u := rank_of s r in
   Permutation (samples_of (steps_of u) ++ concat (aligned u) ++ window u ++ skipn (read u) (input r)) (input r).
 Proof. intros d s r J. destruct (every_moment_of_a_job_is_sound d s J) as [h0 So]. exact (nothing_is_lost W cfg d input s r So). Qed.
@@ -468,7 +460,6 @@ Proof.
   exact (under_way_on W cfg depth input ok s0 n s P (sound_under_way W cfg depth input s0 So)).
 Qed.
 
-(** TERM, wherever ranks began, while no trainer is inside a step: at the start of an epoch, and where a job was just loaded. *)
 Theorem wherever_ranks_begin_every_schedule_ends_within_the_bound : forall W cfg depth input, setting_ok W cfg -> forall s n u, begins W cfg depth input s ->
   (forall r, r < W -> running s r = false) -> lossy_path W cfg depth input s n u -> n <= bound W cfg input + W.
 Proof.

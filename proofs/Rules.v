@@ -27,7 +27,6 @@ Proof.
   pose proof (Nat.div_le_upper_bound (rule a) 4 (rule a)). lia.
 Qed.
 
-(** Any other function becomes a rule within the bounds if it is clamped to them. *)
 Theorem a_clamped_rule_lies_within_the_bounds : forall wish : offer -> nat,
   within_bounds (fun a => Nat.min (Nat.max (wish a) (Nat.max 1 (o_due_max a))) (o_samples_max a)).
 Proof. intros wish a [S G D M]. lia. Qed.

@@ -50,11 +50,7 @@ Definition event_of (s : sys) (c : choice) : option (nat * event) :=
 Definition rank_moves (s : sys) (r : nat) (e : event) : option sys :=
   if r <? W then
     match transition (cfg r) r (depth r) (rank_of s r) e with
-    | Some t => Some (mkSys (update (rank_of s) r t)
-        (match e with Got _ => update (got s) r (S (got s r)) | _ => got s end)
-        (if has_posted (rank_of s r) t then update (pending s) r true else pending s)
-        (log s)
-        (match e with StepTaken => update (running s) r true | _ => running s end))
+    | Some t => Some (after s r e t)
     | None => None
     end
   else None.
@@ -133,7 +129,6 @@ Proof.
     exists (LTrained r). split; [|split; [reflexivity|discriminate]]. apply StepTrained; [apply Nat.ltb_lt, C1|exact C2|]. intros q Hq. pose proof (proj1 (all_ranks_spec _ _) C3 q Hq) as X. apply Nat.leb_le, X.
 Qed.
 
-(** The program and the relation are the same. *)
 Theorem the_executable_step_is_the_step_of_the_system : forall s t, lossy_step s t <-> exists c, perform s c = Some t.
 Proof.
   intros s t. split.

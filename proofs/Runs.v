@@ -48,14 +48,12 @@ Proof. intros. apply greedy_concat. Qed.
 Theorem no_run_is_empty : forall t b limits w, Forall (fun g => g <> []) (compute_runs t b limits w).
 Proof. intros. apply no_run_is_left_empty. Qed.
 
-(** BUDGET *)
 Theorem every_run_fits_the_budget : forall t b limits w,
   Forall (fun g => length g <= 1 \/ is_fitting t b limits g = true) (compute_runs t b limits w).
 Proof.
   intros t b limits w. apply (greedy_keeps _ _ _ (by_position w)) with (before := []); auto.
 Qed.
 
-(** FEWEST, for runs: no partition of the window by position into runs under the budget has fewer groups. *)
 Theorem no_partition_into_runs_under_the_budget_has_fewer_groups : forall l padding_share b most limits w Q,
   concat Q = by_position w -> Forall (fits_in l b most limits) Q -> length (form_in Sampler l padding_share b limits w) <= length Q.
 Proof.
@@ -88,12 +86,9 @@ Proof.
     subst y. f_equal. apply IH; [exact T1|]. eapply Permutation_cons_inv, Q.
 Qed.
 
-Lemma rising_orders : orders (fun x y => pos x <=? pos y).
-Proof. split; intros *; rewrite !Nat.leb_le, ?Nat.leb_gt; lia. Qed.
-
 Lemma by_position_once : forall l m, rising l -> Permutation m l -> by_position m = l.
 Proof.
-  intros l m A P. apply sorted_once; [apply rising_orders| |exact P]. eapply sorted_weaker; [|exact A]. intros x y. apply Nat.leb_gt.
+  intros l m A P. apply sorted_once; [orders_numbers| |exact P]. eapply sorted_weaker; [|exact A]. intros x y. apply Nat.leb_gt.
 Qed.
 
 Lemma by_place_is_a_line : line_ok by_place.
@@ -130,25 +125,15 @@ Hypothesis ok : gauge_ok M.
 Lemma split_runs : forall fuel gs, Forall (fun g => g <> []) gs -> exists ps,
   Permutation (split_groups M fuel gs) ps /\ Forall (fun g => g <> []) ps /\ concat ps = concat gs.
 Proof.
-  intros fuel gs F. unfold split_groups.
-  assert (H : forall fuel next l ps, Permutation (map snd l) ps -> Forall (fun g => g <> []) ps -> exists qs,
-    Permutation (map snd (split_heap M fuel next l)) qs /\ Forall (fun g => g <> []) qs /\ concat qs = concat ps).
-  { clear fuel gs F. induction fuel as [|f IH]; intros next l ps P F; [exists ps; auto|]. simpl.
-    destruct (pick M l) as [[[o g] r]|] eqn:E; [|exists ps; auto]. apply pick_some in E as [Pl Lg].
-    assert (Ig : In g ps).
-    { eapply Permutation_in; [exact P|]. rewrite (Permutation_map snd Pl). left. reflexivity. }
-    destruct (in_split _ _ Ig) as [a [b ->]]. set (h1 := firstn (middle_of M g) g). set (h2 := skipn (middle_of M g) g).
-    destruct (IH (S (S next)) (push M (S next, h2) (push M (next, h1) r)) (a ++ h1 :: h2 :: b)) as [qs [Q1 [Q2 Q3]]].
-    - rewrite (Permutation_map snd (push_perm M _ _)). simpl. rewrite (Permutation_map snd (push_perm M _ _)). simpl.
-      rewrite (Permutation_map snd Pl) in P. simpl in P. apply Permutation_cons_app_inv in P. rewrite P.
-      rewrite <- !Permutation_middle. apply perm_swap.
-    - apply Forall_app in F as [F1 F2]. inversion F2; subst. apply Forall_app. split; [assumption|].
-      pose proof (ok_middle M ok g Lg) as Mg. constructor; [|constructor; [|assumption]].
-      + intros Z. apply (f_equal (@length sample)) in Z. unfold h1 in Z. rewrite firstn_length in Z. simpl in Z. lia.
-      + intros Z. apply (f_equal (@length sample)) in Z. unfold h2 in Z. rewrite skipn_length in Z. simpl in Z. lia.
-    - exists qs. split; [exact Q1|]. split; [exact Q2|]. rewrite Q3, !concat_app. simpl. rewrite app_assoc with (l := h1). unfold h1, h2.
-      rewrite firstn_skipn. reflexivity. }
-  apply H; [apply start_heap|exact F].
+  intros fuel gs F. apply (splitting_keeps M (fun hs => exists ps, Permutation hs ps /\ Forall (fun g => g <> []) ps /\ concat ps = concat gs)); [|intros g r Lg|eauto].
+  - intros hs ks P [ps [Q X]]. exists ps. split; [rewrite <- P; exact Q|exact X].
+  - intros [ps [P [Ne <-]]]. assert (Ig : In g ps) by (eapply Permutation_in; [exact P|left; reflexivity]). destruct (in_split _ _ Ig) as [a [b ->]].
+    set (h1 := firstn (middle_of M g) g). set (h2 := skipn (middle_of M g) g). exists (a ++ h1 :: h2 :: b). split; [|split].
+    + apply Permutation_cons_app_inv in P. rewrite P, <- !Permutation_middle. reflexivity.
+    + apply Forall_app in Ne as [F1 F2]. inversion F2; subst. pose proof (ok_middle M ok g Lg) as Mg.
+      apply Forall_app. split; [assumption|]. constructor; [|constructor; [|assumption]]; intros Z; apply (f_equal (@length sample)) in Z; unfold h1, h2 in Z;
+        rewrite ?firstn_length, ?skipn_length in Z; simpl in Z; lia.
+    + rewrite !concat_app. simpl. rewrite app_assoc with (l := h1). unfold h1, h2. rewrite firstn_skipn. reflexivity.
 Qed.
 
 (** ORDER: the samples of the steps in turn, followed by those carried, are in their order. *)

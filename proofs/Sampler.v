@@ -50,7 +50,6 @@ Proof.
     rewrite drain_steps. reflexivity.
 Qed.
 
-(** ORDER, CONSERVE: laid end to end, the steps, the aligned groups, the window and the unread samples are the input, in order. *)
 Theorem in_the_order_sampler_everything_stays_in_line : forall s r, reachable s -> r < W ->
   samples_of (steps_of (rank_of s r)) ++ concat (aligned (rank_of s r)) ++ window (rank_of s r) ++ skipn (read (rank_of s r)) (input r) = input r.
 Proof.
@@ -58,7 +57,6 @@ Proof.
   rewrite <- E, <- !app_assoc. reflexivity.
 Qed.
 
-(** ORDER: a rank plans the first part of its input, with losses too. *)
 Theorem in_the_order_sampler_the_steps_are_the_first_of_the_input : forall u r, lossy_reachable W cfg depth input u -> r < W ->
   samples_of (steps_of (rank_of u r)) = firstn (length (samples_of (steps_of (rank_of u r)))) (input r).
 Proof.

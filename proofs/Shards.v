@@ -6,8 +6,6 @@ Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists.
 Import ListNotations.
 
-Definition sum (l : list nat) : nat := fold_right Nat.add 0 l.
-
 (** ** Draws, for any deal *)
 
 (** What rank [i] draws if [d] places are drawn so far: its share, which follows those of all lower ranks. *)
@@ -17,9 +15,7 @@ Definition ranks (w : nat) : list nat := seq 0 w.
 
 Lemma sum_firstn_S : forall shares n, sum (firstn (S n) shares) = sum (firstn n shares) + nth n shares 0.
 Proof.
-  induction shares as [|x xs IH]; intros [|n]; try (simpl; lia).
-  change (firstn (S (S n)) (x :: xs)) with (x :: firstn (S n) xs). change (firstn (S n) (x :: xs)) with (x :: firstn n xs).
-  cbn [sum fold_right nth]. fold (sum (firstn (S n) xs)). fold (sum (firstn n xs)). rewrite IH. lia.
+  induction shares as [|x xs IH]; intros [|n]; try (simpl; lia). rewrite !firstn_cons. cbn [sum_over nth]. rewrite IH. lia.
 Qed.
 
 Lemma draws_of_the_first : forall n shares d, concat (map (draw d shares) (ranks n)) = seq d (sum (firstn n shares)).
@@ -28,7 +24,6 @@ Proof.
   cbn [map concat plus]. rewrite app_nil_r. reflexivity.
 Qed.
 
-(** DEAL: in a round the ranks draw neighbouring parts of the order, in the order of the ranks, and no place is left out. *)
 Theorem draws_of_a_round_are_neighbours_in_the_order_of_the_ranks : forall shares d,
   concat (map (draw d shares) (ranks (length shares))) = seq d (sum shares).
 Proof. intros shares d. rewrite draws_of_the_first, firstn_all. reflexivity. Qed.
@@ -70,7 +65,6 @@ Proof. induction rounds as [|wants before IH]; simpl; [lia|]. pose proof (dealt_
 Lemma each_gives : forall (A : Type) (f g : nat -> list A) w, (forall r, r < w -> Permutation (f r) (g r)) -> Permutation (concat (map f (seq 0 w))) (concat (map g (seq 0 w))).
 Proof. intros A f g w H. apply concat_perms. intros r I. apply in_seq in I. apply H. lia. Qed.
 
-(** DEAL: whatever the ranks want, together they have drawn what was dealt: each place once, by one rank. *)
 Theorem every_place_dealt_is_drawn_once_by_one_rank : forall rounds,
   Permutation (concat (map (fun i => drawn_by i rounds) (ranks W))) (seq 0 (drawn rounds)).
 Proof.
@@ -109,7 +103,7 @@ End Epoch.
 (** ** The shipped deal *)
 
 (** The sum of what each rank wants beyond [v]. *)
-Definition beyond (v : nat) (wants : list nat) : nat := sum (map (fun w => w - v) wants).
+Definition beyond (v : nat) (wants : list nat) : nat := sum_over (fun w => w - v) wants.
 
 Definition top (wants : list nat) : nat := fold_right Nat.max 0 wants.
 
@@ -140,15 +134,13 @@ Proof. unfold beyond. induction wants as [|w ws IH]; simpl; [reflexivity|]. rewr
 Lemma beyond_step : forall v wants, beyond v wants = beyond (S v) wants + count_from (S v) wants.
 Proof.
   unfold beyond, count_from. intros v. induction wants as [|w ws IH]; [reflexivity|].
-  cbn [map sum fold_right filter]. fold (sum (map (fun w => w - v) ws)). fold (sum (map (fun w => w - S v) ws)).
-  rewrite IH. destruct (S v <=? w) eqn:E; [apply Nat.leb_le in E|apply Nat.leb_gt in E]; simpl length; lia.
+  cbn [sum_over filter]. rewrite IH. destruct (S v <=? w) eqn:E; [apply Nat.leb_le in E|apply Nat.leb_gt in E]; simpl length; lia.
 Qed.
 
 Lemma beyond_top : forall wants v, top wants <= v -> beyond v wants = 0.
 Proof.
   unfold beyond. induction wants as [|w ws IH]; intros v L; [reflexivity|].
-  cbn [top fold_right] in L. fold (top ws) in L. cbn [map sum fold_right]. fold (sum (map (fun w => w - v) ws)).
-  rewrite IH by lia. lia.
+  cbn [top fold_right] in L. fold (top ws) in L. cbn [sum_over]. rewrite IH by lia. lia.
 Qed.
 
 Lemma find_level_spec : forall fuel v wants left, beyond (v + fuel) wants <= left -> left < beyond 0 wants ->
@@ -180,12 +172,7 @@ Qed.
 Lemma give_sum : forall v wants spare, sum (give v spare wants) = beyond v wants + Nat.min spare (count_from v wants).
 Proof.
   unfold beyond, count_from. intros v. induction wants as [|w ws IH]; intros spare; [simpl; lia|].
-  cbn [give map filter]. destruct (v <=? w) eqn:E; simpl andb.
-  - destruct spare as [|spare]; cbn [Nat.ltb Nat.leb]; cbn [sum fold_right length].
-    + fold (sum (give v 0 ws)). fold (sum (map (fun w => w - v) ws)). rewrite IH. simpl. lia.
-    + fold (sum (give v (S spare - 1) ws)). fold (sum (map (fun w => w - v) ws)). rewrite IH.
-      replace (S spare - 1) with spare by lia. lia.
-  - cbn [sum fold_right]. fold (sum (give v spare ws)). fold (sum (map (fun w => w - v) ws)). rewrite IH. lia.
+  cbn [give filter]. destruct (v <=? w); [destruct spare as [|spare]|]; cbn [andb Nat.ltb Nat.leb sum_over length]; rewrite IH; lia.
 Qed.
 
 Theorem shares_are_one_for_each_rank : forall wants left, length (shares wants left) = length wants.
@@ -282,13 +269,12 @@ Proof.
       exfalso. apply (Bool.eq_true_false_abs _) in E; [exact E|]. apply existsb_exists. exists (nth j l 0). split; [apply nth_In; assumption|apply Nat.leb_le; exact L]. }
     assert (B : forall k, sum (skipn k l) <= length (skipn k l)).
     { clear - A. induction l as [|x l IH]; intros [|k]; try (simpl; lia); [|apply IH; intros j; exact (A (S j))].
-      specialize (IH (fun j => A (S j)) 0). pose proof (A 0). cbn [skipn sum fold_right length nth] in *. fold (sum l) in *. lia. }
-    revert i H Z Su. clear E. induction l as [|x l IH]; intros i H Z Su; [simpl in H; lia|]. cbn [sum fold_right length] in *. fold (sum l) in *.
+      specialize (IH (fun j => A (S j)) 0). pose proof (A 0). cbn [skipn sum_over length nth] in *. lia. }
+    revert i H Z Su. clear E. induction l as [|x l IH]; intros i H Z Su; [simpl in H; lia|]. cbn [sum_over length] in *.
     pose proof (A 0) as A0. pose proof (B 1) as B1. simpl in A0, B1. destruct i as [|i]; simpl in Z; [lia|].
     apply (IH (fun j => A (S j)) (fun k => B (S k)) i); lia.
 Qed.
 
-(** If a first portion has at least W places, each rank draws some. *)
 Lemma a_first_portion_feeds_all : forall loads portion i, i < length loads -> length loads <= portion -> 1 <= nth i (portion_shares loads 0 portion) 0.
 Proof.
   intros loads portion i H L. destruct (a_portion_is_dealt_out loads 0 portion) as [Ls S]; [intros ->; simpl in H; lia|]. unfold portion_shares in *.
@@ -337,7 +323,6 @@ Proof.
   - rewrite <- (Nat.div_unique (S k) p (k / p) (S (k mod p))), <- (Nat.mod_unique (S k) p (k / p) (S (k mod p))) by lia. repeat split; lia.
 Qed.
 
-(** UPDATE: before the first round of an update all earlier updates are drawn, and no place of it or of a later one. *)
 Theorem an_update_is_drawn_in_its_rounds : forall k,
   first_of (k / p) <= place k <= first_of (S (k / p)) /\ (k mod p = 0 -> place k = first_of (k / p)) /\ (S k mod p = 0 -> place (S k) = first_of (S (k / p))).
 Proof.
@@ -357,7 +342,6 @@ Qed.
 Variable loads : nat -> list nat.
 Hypothesis one_each : forall k, length (loads k) = W.
 
-(** UPDATE, DEAL: whatever the ranks hold, together they draw the next places, and the portion gives their number. *)
 Theorem portions_by_load_are_the_next_places : forall k d, Permutation (concat (map (by_load loads k d) (ranks W))) (seq d (portion_of k d)) /\ portion_of k d <= total - d.
 Proof.
   intros k d. split; [|unfold portion_of, first_of; destruct (_ =? 0); lia].

@@ -115,18 +115,6 @@ Lemma all_say_total : forall (A : Type) (says : msg -> option A) make (P : A -> 
   forall xs, Forall P xs -> all_say says (map make xs) = Some xs.
 Proof. intros A says make P S. induction 1 as [|x xs Px F IH]; simpl; [reflexivity|]. rewrite (S x Px), IH. reflexivity. Qed.
 
-Lemma offers_of_map : forall ms os, offers_of ms = Some os -> ms = map MOffer os.
-Proof. intros ms os E. refine (proj1 (all_say_is _ _ MOffer (fun _ => True) _ ms os E)). intros [o|c|r] x X; simpl in X; try discriminate. injection X as ->. auto. Qed.
-
-Lemma reports_of_map : forall ms rs, reports_of ms = Some rs -> ms = map MReport rs.
-Proof. intros ms rs E. refine (proj1 (all_say_is _ _ MReport (fun _ => True) _ ms rs E)). intros [o|c|r] x X; simpl in X; try discriminate. injection X as ->. auto. Qed.
-
-Lemma counts_of_map : forall n ms cs, counts_of n ms = Some cs -> ms = map MCounts cs /\ Forall (fun c => length c = n) cs.
-Proof.
-  intros n ms cs. apply all_say_is. intros [o|c|r] x X; simpl in X; try discriminate. destruct (length c =? n) eqn:L; [|discriminate].
-  injection X as ->. apply Nat.eqb_eq in L. auto.
-Qed.
-
 Lemma add_lists_length : forall a b, length a = length b -> length (add_lists a b) = length a.
 Proof. induction a as [|x a IH]; intros [|y b] H; simpl in *; try discriminate; [reflexivity|]. rewrite IH; congruence. Qed.
 
@@ -143,12 +131,13 @@ Lemma reduce_is : forall ms x, reduce ms = Some x -> match x with
   | Reported rs => ms = map MReport rs
   end.
 Proof.
+  Ltac of_kind := intros [] y X; simpl in X; try discriminate; try (destruct (_ =? _) eqn:L; [apply Nat.eqb_eq in L|discriminate]); injection X as ->; auto.
   intros [|[o|c|r] ms] x H; simpl in H; try discriminate.
-  - destruct (offers_of ms) as [os|] eqn:E; [|discriminate]. injection H as <-. apply offers_of_map in E as ->.
+  - destruct (offers_of ms) as [os|] eqn:E; [|discriminate]. injection H as <-. apply (all_say_is _ _ MOffer (fun _ => True)) in E as [-> _]; [|of_kind].
     exists (o :: os). split; [reflexivity|]. split; [apply fold_offers|eauto].
-  - destruct (counts_of (length c) ms) as [l|] eqn:E; [|discriminate]. injection H as <-. apply counts_of_map in E as [-> F].
+  - destruct (counts_of (length c) ms) as [l|] eqn:E; [|discriminate]. injection H as <-. apply (all_say_is _ _ MCounts (fun k => length k = length c)) in E as [-> F]; [|of_kind].
     exists (c :: l). rewrite fold_add_length by assumption. repeat split; eauto.
-  - destruct (reports_of _) as [rs|] eqn:E; [|discriminate]. injection H as <-. apply reports_of_map, E.
+  - destruct (reports_of _) as [rs|] eqn:E; [|discriminate]. injection H as <-. apply (all_say_is _ _ MReport (fun _ => True)) in E as [E _]; [exact E|of_kind].
 Qed.
 
 (** All messages of one exchange are of one kind. *)
@@ -199,6 +188,10 @@ Definition message (s : state) : msg := match posted s with Some m => m | None =
 
 Inductive label := LRank (r : nat) (e : event) | LExchange | LTrained (r : nat) | LDrawn (r n : nat) (is_last : bool).
 
+(** When rank [r] has become [t] by the event [e]. *)
+Notation after s r e t := (mkSys (update (rank_of s) r t) (match e with Got _ => update (got s) r (S (got s r)) | _ => got s end)
+  (if has_posted (rank_of s r) t then update (pending s) r true else pending s) (log s) (match e with StepTaken => update (running s) r true | _ => running s end)).
+
 Section System.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 
@@ -246,11 +239,7 @@ Definition messages (s : sys) : list msg := map (fun r => message (rank_of s r))
 
 Inductive step : sys -> label -> sys -> Prop :=
 | StepRank : forall s r e t, r < W -> may s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
-    step s (LRank r e) (mkSys (update (rank_of s) r t)
-      (match e with Got _ => update (got s) r (S (got s r)) | _ => got s end)
-      (if has_posted (rank_of s r) t then update (pending s) r true else pending s)
-      (log s)
-      (match e with StepTaken => update (running s) r true | _ => running s end))
+    step s (LRank r e) (after s r e t)
 | StepExchange : forall s x, (forall r, r < W -> pending s r = true) -> reduce (messages s) = Some x ->
     step s LExchange (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages s, x)]) (running s))
 | StepTrained : forall s r, r < W -> running s r = true ->

@@ -12,42 +12,19 @@ Definition rank_measure (rounds total : nat) (inp : list sample) (s : state) : n
   (length inp - read s) + (1 - b2n (ended s)) + (1 - b2n (is_some (failure s))) + (1 - b2n (stopped s)) + (1 - b2n (urged s)) +
   (2 * rounds + 1 - (2 * round s + b2n (collated s))) + 2 * (total - length (taken s)).
 
-Definition sum_over (n : nat) (f : nat -> nat) : nat := sum_nat (map f (seq 0 n)).
+(** Over the first [n] ranks. *)
+Notation over n f := (sum_over f (seq 0 n)).
 
-Lemma sum_over_S : forall n f, sum_over (S n) f = sum_over n f + f n.
-Proof. intros n f. unfold sum_over. rewrite seq_S, map_app, sum_nat_app. simpl. lia. Qed.
+Lemma over_le : forall f g n, (forall i, i < n -> f i <= g i) -> over n f <= over n g.
+Proof. intros f g n H. apply sum_over_le. intros i I. apply in_seq in I as [_ I]. apply H, I. Qed.
 
-Lemma sum_over_le : forall f g n, (forall i, i < n -> f i <= g i) -> sum_over n f <= sum_over n g.
-Proof. induction n as [|n IH]; intros H; [reflexivity|]. rewrite !sum_over_S. pose proof (H n ltac:(lia)). specialize (IH ltac:(auto)). lia. Qed.
+Lemma over_lt : forall f g n i, i < n -> f i < g i -> (forall j, j < n -> f j <= g j) -> over n f < over n g.
+Proof. intros f g n i Hi L H. apply sum_over_lt with (y := i); [apply in_seq; lia|exact L|]. intros j I. apply in_seq in I as [_ I]. apply H, I. Qed.
 
-Lemma sum_over_lt : forall f g n i, i < n -> f i < g i -> (forall j, j < n -> f j <= g j) -> sum_over n f < sum_over n g.
-Proof.
-  induction n as [|n IH]; intros i Hi L H; [lia|]. rewrite !sum_over_S. pose proof (H n ltac:(lia)). destruct (Nat.eq_dec i n) as [->|NE].
-  - pose proof (sum_over_le f g n ltac:(auto)). lia.
-  - specialize (IH i ltac:(lia) L ltac:(auto)). lia.
-Qed.
-
-Lemma sum_swap : forall (a : nat -> nat -> nat) l m,
-  sum_nat (map (fun j => sum_nat (map (fun q => a q j) l)) m) = sum_nat (map (fun q => sum_nat (map (a q) m)) l).
-Proof.
-  intros a l m. induction m as [|j m IH]; simpl.
-  - induction l as [|q l IHl]; simpl; [reflexivity|exact IHl].
-  - rewrite IH. clear IH. induction l as [|q l IHl]; simpl; [reflexivity|]. lia.
-Qed.
-
-Lemma sum_nth_lengths : forall (gs : list group) n, sum_nat (map (fun j => length (nth j gs [])) (seq 0 n)) <= length (concat gs).
+Lemma sum_nth_lengths : forall (gs : list group) n, over n (fun j => length (nth j gs [])) <= length (concat gs).
 Proof.
   induction gs as [|g gs IH]; intros n; [induction (seq 0 n) as [|[|j] l IH]; simpl in *; lia|].
-  destruct n as [|n]; [simpl; lia|]. cbn [seq map]. rewrite <- seq_shift, map_map. specialize (IH n). simpl in *. rewrite app_length. lia.
-Qed.
-
-Lemma map_nth_seq : forall (A : Type) (l : list A) (f : A -> nat) (g : nat -> nat),
-  (forall j x, nth_error l j = Some x -> f x = g j) -> map f l = map g (seq 0 (length l)).
-Proof.
-  intros A l f g H. assert (X : forall l k, (forall j x, nth_error l j = Some x -> f x = g (k + j)) -> map f l = map g (seq k (length l))).
-  { induction l0 as [|y l0 IH]; simpl; intros k Hk; [reflexivity|]. f_equal; [rewrite <- (Nat.add_0_r k); apply (Hk 0 y eq_refl)|].
-    apply IH. intros j x Hj. rewrite Nat.add_succ_comm. apply (Hk (S j) x Hj). }
-  apply X. exact H.
+  destruct n as [|n]; [simpl; lia|]. cbn [seq sum_over]. rewrite <- seq_shift, sum_over_map. specialize (IH n). simpl in *. rewrite app_length. lia.
 Qed.
 
 Section Termination.
@@ -60,15 +37,15 @@ Notation hist_of := (System.hist_from cfg h0).
 Notation whole := (Facts.whole_from cfg h0).
 
 (** The number of samples of all ranks. *)
-Definition total : nat := sum_over W (fun r => length (input r)).
+Definition total : nat := over W (fun r => length (input r)).
 
 Lemma planned_within_total : forall s, sound s -> h_samples (whole s) <= total.
 Proof.
   intros s R. pose proof (so_second _ _ _ _ _ R) as S.
-  assert (E : h_samples (whole s) = sum_nat (map (fun j => sum_nat (map (fun q => length (nth j (groups_of (rank_of s q)) [])) (seq 0 W))) (seq 0 (length (h_steps (whole s)))))).
-  { unfold h_samples. f_equal. apply map_nth_seq. intros j x Hx. rewrite (n_true _ _ _ S j x Hx). unfold true_counts, sum_counts.
-    rewrite fold_add_samples. simpl. rewrite map_map. reflexivity. }
-  rewrite E, (sum_swap (fun q j => length (nth j (groups_of (rank_of s q)) []))). apply (sum_over_le _ _ W). intros q Hq.
+  assert (E : h_samples (whole s) = over (length (h_steps (whole s))) (fun j => over W (fun q => length (nth j (groups_of (rank_of s q)) [])))).
+  { unfold h_samples. rewrite <- (sum_over_map _ _ (fun n => n)), <- (sum_over_map _ _ (fun n => n) (fun j => over W _)). f_equal. apply map_numbered. intros j x Hx.
+    rewrite (n_true _ _ _ S j x Hx). unfold true_counts, sum_counts. rewrite (fold_add n_samples), sum_over_map by reflexivity. reflexivity. }
+  rewrite E, (sum_over_swap _ _ (fun q j => length (nth j (groups_of (rank_of s q)) []))). apply over_le. intros q Hq.
   eapply Nat.le_trans; [apply sum_nth_lengths|].
   pose proof (Permutation_length (k_cons _ _ _ _ _ _ (g_core _ _ _ _ _ R q Hq))) as P. rewrite !app_length, firstn_length in P. unfold groups_of. rewrite concat_app, app_length. unfold samples_of in P. lia.
 Qed.
@@ -82,11 +59,9 @@ Qed.
 (** The most rounds of an epoch: each step ends the rounds of an update, and the last rounds may be without one. *)
 Definition most_rounds : nat := update_rounds (cfg 0) * S total - 1.
 
-(** Without updates there are no more rounds than samples. *)
 Theorem without_updates_rounds_are_no_more_than_samples : c_updates (cfg 0) = None -> most_rounds = total.
 Proof. intros U. unfold most_rounds, update_rounds. rewrite U. lia. Qed.
 
-(** TERM: an epoch has at most as many steps as samples. It has at most two exchanges for each round, and two more. *)
 Theorem steps_rounds_and_exchanges_are_bounded : forall s r, sound s -> r < W ->
   length (steps_of (rank_of s r)) <= total /\ round (rank_of s r) <= most_rounds /\ length (log s) <= 2 * most_rounds + 2.
 Proof.
@@ -111,7 +86,7 @@ Definition spare (s : sys) (r : nat) : nat :=
 
 Definition measure (s : sys) : nat :=
   (exchanges - length (log s)) +
-  sum_over W (fun r => rank_measure most_rounds total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r) + spare s r).
+  over W (fun r => rank_measure most_rounds total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r) + spare s r).
 
 (** A rank's own measure falls with every event except a result or a full window. *)
 Lemma own_measure_falls : forall s r e t, sound s -> r < W -> may cfg input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
@@ -175,13 +150,13 @@ Proof.
       - destruct full; simpl in F; [|lia]. destruct M as [_ [_ [_ M]]]. destruct (M eq_refl) as [-> _]. destruct F as [F [-> Wn]].
         destruct (wanted (rank_of s r)); [contradiction|]. simpl. lia.
       - rewrite update_same. simpl in M, F. rewrite M. simpl. lia. }
-    unfold measure. apply Nat.add_lt_mono_l. apply sum_over_lt with (i := r); [exact H|exact Own|].
+    unfold measure. apply Nat.add_lt_mono_l. apply over_lt with (i := r); [exact H|exact Own|].
     intros j Hj. destruct (Nat.eq_dec j r) as [->|NE]; [lia|]. unfold s', spare. cbn [rank_of got running].
     destruct e; rewrite !update_other by assumption; reflexivity.
   - unfold measure, spare. simpl. destruct (steps_rounds_and_exchanges_are_bounded _ 0 R' ltac:(pose proof (some_rank _ _ ok); lia)) as [_ [_ L]]. simpl in L. rewrite app_length in *. simpl in *. unfold exchanges in *. lia.
-  - unfold measure, spare. simpl. apply Nat.add_lt_mono_l. apply sum_over_lt with (i := r); [exact H|rewrite update_same, Ru; simpl; lia|].
+  - unfold measure, spare. simpl. apply Nat.add_lt_mono_l. apply over_lt with (i := r); [exact H|rewrite update_same, Ru; simpl; lia|].
     intros j Hj. destruct (Nat.eq_dec j r) as [->|NE]; [rewrite update_same, Ru; simpl; lia|rewrite update_other by assumption; lia].
-  - unfold measure. simpl. apply Nat.add_le_mono_l, sum_over_le. intros j Hj. destruct Dr as [Sh [En _]]. unfold rank_measure, spare, c_bounded. simpl.
+  - unfold measure. simpl. apply Nat.add_le_mono_l, over_le. intros j Hj. destruct Dr as [Sh [En _]]. unfold rank_measure, spare, c_bounded. simpl.
     destruct (Nat.eqb_spec j d) as [->|NE]; [rewrite En, Sh, andb_false_r; destruct la; simpl; lia|destruct (c_in_bytes (cfg j) j), (c_shares (cfg j)), (ended (rank_of s j)); simpl; lia].
 Qed.
 
@@ -190,22 +165,16 @@ Inductive path : sys -> nat -> sys -> Prop :=
 | path_here : forall s, path s 0 s
 | path_on : forall s l t n u, step s l t -> path t n u -> path s ((if is_draw l then 0 else 1) + n) u.
 
-Definition bound : nat := exchanges + W * (4 * most_rounds + 2 * total + 7) + total + sum_over W (fun r => if c_bounded (cfg r) r then exchanges + 1 else 0).
-
-Lemma sum_over_const : forall n c f, sum_over n (fun r => c + f r) = n * c + sum_over n f.
-Proof. intros n c f. unfold sum_over. rewrite <- (seq_length n 0) at 2. induction (seq 0 n) as [|i l IH]; simpl; [reflexivity|]. lia. Qed.
-
-Lemma sum_over_add : forall n f g, sum_over n (fun r => f r + g r) = sum_over n f + sum_over n g.
-Proof. intros n f g. unfold sum_over. induction (seq 0 n) as [|i l IH]; simpl; [reflexivity|]. lia. Qed.
+Definition bound : nat := exchanges + W * (4 * most_rounds + 2 * total + 7) + total + over W (fun r => if c_bounded (cfg r) r then exchanges + 1 else 0).
 
 Lemma measure_within_bound : forall s, (forall r, r < W -> running s r = false) -> measure s <= bound.
 Proof.
   intros s Q. unfold measure, bound.
-  assert (E : sum_over W (fun r => rank_measure most_rounds total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r) + spare s r) <=
-    sum_over W (fun r => (4 * most_rounds + 2 * total + 7) + (length (input r) + if c_bounded (cfg r) r then exchanges + 1 else 0))).
-  { apply sum_over_le. intros i Hi. rewrite (Q i Hi). unfold spare, rank_measure, exchanges, b2n.
+  assert (E : over W (fun r => rank_measure most_rounds total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r) + spare s r) <=
+    over W (fun r => (4 * most_rounds + 2 * total + 7) + (length (input r) + if c_bounded (cfg r) r then exchanges + 1 else 0))).
+  { apply over_le. intros i Hi. rewrite (Q i Hi). unfold spare, rank_measure, exchanges, b2n.
     set (u := rank_of s i). destruct (c_bounded (cfg i) i), (ended u), (is_some (failure u)), (stopped u), (urged u), (collated u), (0 <? wanted u); lia. }
-  rewrite sum_over_const, (sum_over_add W (fun r => length (input r))) in E. fold total in E. lia.
+  rewrite (sum_over_add _ (fun _ => 4 * most_rounds + 2 * total + 7)), sum_over_const, (sum_over_add _ (fun r => length (input r))), seq_length in E. fold total in E. lia.
 Qed.
 
 Lemma path_lowers_the_measure : forall s n t, path s n t -> sound s -> n + measure t <= measure s.
@@ -215,7 +184,6 @@ Qed.
 
 End Termination.
 
-(** TERM: no schedule is longer than [bound]. *)
 Theorem every_schedule_ends_within_the_bound : forall W cfg depth input, setting_ok W cfg -> forall n s, path W cfg depth input (start cfg) n s -> n <= bound W cfg input.
 Proof.
   intros W cfg depth input ok n s P. pose proof (path_lowers_the_measure W cfg depth input ok _ n s P (sound_of ok (reach_start W cfg depth input))).

@@ -1,5 +1,6 @@
 (** The nouns of the protocol: samples and groups. Spec: R1.1, R1.2. *)
 Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Lists.
 Import ListNotations.
 
 (** [pos] is the sample's place in its rank's sampler order; [len] counts its tokens and [sup] its supervised tokens; [costs] lists how
@@ -20,11 +21,10 @@ Definition padded_first (g : group) : nat :=
   match g with [] => 0 | x :: _ => length g * len x end.
 
 (** How much a group uses of resource [r]: a sum, without padding. *)
-Fixpoint used (r : nat) (g : group) : nat :=
-  match g with [] => 0 | x :: h => nth r (costs x) 0 + used r h end.
+Notation used r := (sum_over (fun x => nth r (costs x) 0)).
 
 (** The tokens of a row, in which samples are laid end to end. *)
-Fixpoint total (g : group) : nat := match g with [] => 0 | x :: r => len x + total r end.
+Notation total := (sum_over len).
 
 (** The group uses no more of any resource than its limit. *)
 Definition is_within (limits : list nat) (g : group) : bool :=
@@ -57,20 +57,8 @@ Qed.
 Lemma longest_app : forall g h, longest (g ++ h) = Nat.max (longest g) (longest h).
 Proof. induction g as [|x g IH]; simpl; intros h; [reflexivity|]. rewrite IH. lia. Qed.
 
-Lemma used_app : forall r g h, used r (g ++ h) = used r g + used r h.
-Proof. induction g as [|x g IH]; simpl; intros h; [reflexivity|]. rewrite IH. lia. Qed.
-
-Lemma total_app : forall g h, total (g ++ h) = total g + total h.
-Proof. induction g as [|x g IH]; simpl; intros h; [reflexivity|]. rewrite IH. lia. Qed.
-
-Lemma total_perm : forall g h, Permutation g h -> total g = total h.
-Proof. induction 1; simpl; lia. Qed.
-
 Lemma total_bound : forall g n, longest g <= n -> total g <= length g * n.
 Proof. induction g as [|x g IH]; simpl; intros n L; [lia|]. specialize (IH n ltac:(lia)). lia. Qed.
-
-Lemma used_perm : forall r g h, Permutation g h -> used r g = used r h.
-Proof. induction 1; simpl; lia. Qed.
 
 Lemma is_within_le : forall limits g h, (forall r, used r g <= used r h) -> is_within limits h = true -> is_within limits g = true.
 Proof.
@@ -83,10 +71,10 @@ Lemma fits_part : forall b most limits g rest h, Permutation (g ++ rest) h -> fi
 Proof.
   intros b most limits g rest h P F. pose proof (Permutation_length P) as L. rewrite app_length in L.
   destruct F as [F|[F [Pa Wa]]]; [left; lia|right]. rewrite <- and_assoc. split.
-  - unfold padded in *. rewrite <- (total_perm _ _ P), total_app in Pa. rewrite <- (longest_perm _ _ P), longest_app, <- L in *.
+  - unfold padded in *. rewrite <- (sum_over_perm len P), sum_over_app in Pa. rewrite <- (longest_perm _ _ P), longest_app, <- L in *.
     pose proof (total_bound rest (Nat.max (longest g) (longest rest)) ltac:(lia)).
     assert (length g * longest g <= length g * Nat.max (longest g) (longest rest)) by (apply Nat.mul_le_mono_l; lia). lia.
-  - eapply is_within_le; [|exact Wa]. intros r. rewrite <- (used_perm r _ _ P), used_app. lia.
+  - eapply is_within_le; [|exact Wa]. intros r. rewrite <- (sum_over_perm _ P), sum_over_app. lia.
 Qed.
 
 Lemma fits_perm : forall b most limits g h, Permutation g h -> fits b most limits g -> fits b most limits h.
@@ -94,3 +82,11 @@ Proof. intros b most limits g h P. apply fits_part with (rest := []). rewrite ap
 
 Lemma concat_of_nonempty : forall gs : list group, Forall (fun g => g <> []) gs -> length gs <= length (concat gs).
 Proof. induction 1 as [|g gs Hg F IH]; simpl; [lia|]. rewrite app_length. destruct g; [easy|]. simpl. lia. Qed.
+
+Definition is_filled (g : group) : bool := match g with [] => false | _ => true end.
+
+Lemma is_filled_is : forall g, g <> [] -> is_filled g = true.
+Proof. intros [|x g] H; [contradiction|reflexivity]. Qed.
+
+Lemma filled_concat : forall gs : list group, concat (filter is_filled gs) = concat gs.
+Proof. induction gs as [|[|x g] gs IH]; simpl; congruence. Qed.

@@ -181,13 +181,10 @@ Qed.
 Definition last_round (u : nat) : nat := S (2 * u).
 Definition own_window (W n r k : nat) : nat := if S k mod 2 =? 0 then share W n r (k / 2) else 0.
 
-Lemma the_first_round_reads_nothing : forall W n r u, own_window W n r (2 * u) = 0.
-Proof. intros W n r u. unfold own_window. replace (S (2 * u)) with (1 + u * 2) by lia. rewrite Nat.mod_add by lia. reflexivity. Qed.
-
-Lemma the_last_round_reads_the_share : forall W n r u, own_window W n r (last_round u) = share W n r u.
+Lemma the_last_round_alone_reads : forall W n r u, own_window W n r (2 * u) = 0 /\ own_window W n r (last_round u) = share W n r u.
 Proof.
-  intros W n r u. unfold own_window, last_round. replace (S (S (2 * u))) with (S u * 2) by lia. rewrite Nat.mod_mul by lia.
-  replace (S (2 * u)) with (1 + u * 2) by lia. rewrite Nat.div_add by lia. reflexivity.
+  intros W n r u. unfold own_window, last_round. replace (S (S (2 * u))) with (S u * 2) by lia. replace (S (2 * u)) with (1 + u * 2) by lia.
+  rewrite Nat.mod_mul, Nat.mod_add, Nat.div_add by lia. auto.
 Qed.
 
 Lemma a_place_is_before : forall W n r u i, r < W -> (i < places_before W n r u <-> r + W * i < u * n).
@@ -267,8 +264,6 @@ Proof.
   - intros s i n la R H [Sh _] _. destruct (never_full i H). congruence.
 Qed.
 
-(** UPDATE: nothing is carried from one update to the next, so a step is of the last round of an update, and holds only samples of the
-    windows of this update. *)
 Theorem a_round_holds_only_samples_of_its_own_window : forall s r x y, reachable s -> r < W -> In x (steps_of (rank_of s r)) -> In y (s_group x) ->
   has_steps (cfg r) (s_round x) = true /\ begin_of (c_window (cfg r) r) (first_round (cfg r) (s_round x)) <= pos y < begin_of (c_window (cfg r) r) (S (s_round x)).
 Proof. intros s r x y R H Ix Iy. destruct (p_steps _ _ _ (proj1 (everything_is_in_place s R r H)) x Ix) as [Hs P]. split; [exact Hs|exact (P y Iy)]. Qed.
@@ -276,7 +271,6 @@ Proof. intros s r x y R H Ix Iy. destruct (p_steps _ _ _ (proj1 (everything_is_i
 (** A rank is past round [k] once it has begun a later one or is COMPLETE. *)
 Definition is_past (k : nat) (u : state) : Prop := k < round u \/ (is_ending u = true /\ ended_as u = Some Complete).
 
-(** UPDATE, COVER: once a rank is past the last round of an update, each sample of the windows of this update is in a step of that round. *)
 Theorem a_rank_past_a_round_has_planned_each_sample_of_its_window_in_it : forall s r y k, reachable s -> r < W -> has_steps (cfg r) k = true ->
   is_past k (rank_of s r) -> In y (input r) -> begin_of (c_window (cfg r) r) (first_round (cfg r) k) <= pos y < begin_of (c_window (cfg r) r) (S k) ->
   exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = k.
@@ -316,7 +310,7 @@ Qed.
 Lemma shares_follow_each_other : forall r u, r < W -> begin_of (c_window (cfg r) r) (2 * u) = places_before W n r u.
 Proof.
   intros r u H. destruct (shares r H) as [_ Sh]. induction u as [|u IH]; [symmetry; apply Nat.div_small; simpl; lia|]. replace (2 * S u) with (S (S (2 * u))) by lia. cbn [begin_of].
-  rewrite IH, !Sh. fold (last_round u). rewrite the_first_round_reads_nothing, the_last_round_reads_the_share. unfold share.
+  rewrite IH, !Sh. fold (last_round u). destruct (the_last_round_alone_reads W n r u) as [-> ->]. unfold share.
   assert (L : places_before W n r u <= places_before W n r (S u)) by (apply Nat.div_le_mono; simpl; lia). lia.
 Qed.
 
@@ -336,8 +330,6 @@ Proof.
   rewrite <- (live_is_followed W s v r F H (complete_is_not_lost _ Co)). auto.
 Qed.
 
-(** UPDATE: a step that holds a sample is of the last round of an update [u], and the sample is at one of the places from u n up to (u + 1)
-    n of the common order. *)
 Theorem an_update_holds_only_samples_at_its_places : forall s r x y, lossy_reachable W cfg depth input s -> r < W ->
   In x (steps_of (rank_of s r)) -> In y (s_group x) -> exists u, s_round x = last_round u /\ u * n <= r + W * pos y < S u * n.
 Proof.
@@ -346,7 +338,6 @@ Proof.
   exists u. split; [exact L|]. apply a_place_is_of_its_update; [exact H|]. rewrite <- L. exact B.
 Qed.
 
-(** UPDATE, COVER: once a rank is past the last round of update [u], each of its samples at these places is in a step of that round. *)
 Theorem each_sample_at_the_places_of_an_update_is_in_it : forall s r y u, lossy_reachable W cfg depth input s -> r < W ->
   is_past (last_round u) (rank_of s r) -> In y (input r) -> u * n <= r + W * pos y < S u * n ->
   exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = last_round u.
@@ -369,15 +360,13 @@ Proof.
   intros s u r R H. apply NoDup_filtered. replace (flat_map _ _) with (map (fun p => r + W * p) (map pos (samples_of (steps_of (rank_of s r))))).
   2:{ unfold samples_of. rewrite map_map, concat_map, map_map, flat_map_concat_map. reflexivity. }
   apply FinFun.Injective_map_NoDup; [intros a b; nia|]. apply (with_losses_no_sample_is_emitted_twice W cfg depth input s r (on_its_way ok R) H).
-  rewrite (map_numbered _ pos (input r) (fun i x => numbered r i x H)). apply seq_NoDup.
+  rewrite (map_numbered _ _ pos (fun i => i) (input r) (fun i x => numbered r i x H)), map_id. apply seq_NoDup.
 Qed.
 
 (** The number of places in the common order. *)
 Variable total : nat.
 Hypothesis whole_order : forall r i, r < W -> (i < length (input r) <-> r + W * i < total).
 
-(** UPDATE: once all ranks are past update [u], their steps of its last round hold exactly the samples at the places from u n up to (u + 1)
-    n, as far as the order goes, each once. *)
 Theorem an_update_holds_exactly_what_lies_at_its_places : forall s u, lossy_reachable W cfg depth input s -> (forall r, r < W -> is_past (last_round u) (rank_of s r)) ->
   Permutation (concat (map (places_in s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n)).
 Proof.

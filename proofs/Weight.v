@@ -2,6 +2,7 @@
     without supervised tokens, and updates of several micro-steps. What holds of losses holds of gradients, component by component, because
     both are linear. The scale is that of odb_ref/core/batching/weighting.py, mode exact. *)
 Require Import List QArith Qfield Lia.
+From ODB Require Import Lists.
 Import ListNotations.
 Open Scope Q_scope.
 
@@ -19,8 +20,7 @@ Definition mean_loss (m : micro) : Q := match m with Batch ts => q_sum ts / q_of
 Definition sum_loss (m : micro) : Q := match m with Batch ts => q_sum ts | Idle x => x end.
 
 (** A rank's update is a list of micro-steps; the world is a list of ranks. *)
-Definition all_supervised (world : list (list micro)) : nat :=
-  fold_right Nat.add 0%nat (map (fun w => fold_right Nat.add 0%nat (map supervised w)) world).
+Definition all_supervised (world : list (list micro)) : nat := sum_over (sum_over supervised) world.
 
 Definition mean_scale (world : list (list micro)) (m : micro) : Q :=
   match m with Batch ts => q_of (length ts) * q_of (length world) / q_of (all_supervised world) | Idle _ => 0 end.
@@ -50,13 +50,11 @@ Proof. induction l as [|x l IH]; simpl; [ring|]. rewrite IH. ring. Qed.
 Lemma q_sum_flat : forall (A : Type) (f : A -> list Q) l, q_sum (flat_map f l) == q_sum (map (fun x => q_sum (f x)) l).
 Proof. induction l as [|x l IH]; simpl; [reflexivity|]. rewrite q_sum_app, IH. reflexivity. Qed.
 
-Lemma flat_map_len : forall (A : Type) (f : A -> list Q) l, length (flat_map f l) = fold_right Nat.add 0%nat (map (fun x => length (f x)) l).
+Lemma flat_map_len : forall (A : Type) (f : A -> list Q) l, length (flat_map f l) = sum_over (fun x => length (f x)) l.
 Proof. induction l as [|x l IH]; simpl; [reflexivity|]. rewrite app_length, IH. reflexivity. Qed.
 
 Lemma all_tokens_length : forall world, length (all_tokens world) = all_supervised world.
-Proof.
-  intros. unfold all_tokens, all_supervised. rewrite flat_map_len. f_equal. apply map_ext. intros w. apply flat_map_len.
-Qed.
+Proof. intros. unfold all_tokens. rewrite flat_map_len. apply sum_over_ext. intros w. apply flat_map_len. Qed.
 
 Lemma averaged_of_shares : forall world term, (0 < length world)%nat -> (0 < all_supervised world)%nat ->
   (forall m, term m == q_of (length world) / q_of (all_supervised world) * q_sum (tokens_of m)) ->
