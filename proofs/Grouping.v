@@ -9,7 +9,7 @@ Definition shorter (x y : sample) : bool :=
   (len x <? len y) || ((len x =? len y) && (pos x <=? pos y)).
 
 (** By length; ties by position. *)
-Definition sort_length : list sample -> list sample := sort_by shorter.
+Notation sort_length := (sort_by shorter).
 
 (** [x], no shorter than any sample of [acc], would no longer fit. At most [most] tokens may be padding (R16.3). *)
 Definition is_full (budget most : nat) (limits : list nat) (acc : group) (x : sample) : bool :=
@@ -23,9 +23,6 @@ Definition compute_groups (budget most : nat) (limits : list nat) (window : list
   map (@rev sample) (sweep budget most limits (sort_length window)).
 
 (** ** Sorting *)
-
-Lemma sort_length_perm : forall l, Permutation (sort_length l) l.
-Proof. intros l. apply sort_by_perm. Qed.
 
 Definition ascending : list sample -> Prop := StronglySorted (fun x y => len x <= len y).
 Definition descending : list sample -> Prop := StronglySorted (fun x y => len y <= len x).
@@ -51,7 +48,7 @@ Lemma concat_reversed : forall gs : list group, Permutation (concat (map (@rev s
 Proof. induction gs as [|g gs IH]; simpl; [constructor|]. rewrite IH, <- Permutation_rev. reflexivity. Qed.
 
 Theorem groups_hold_exactly_the_window : forall b most limits w, Permutation (concat (compute_groups b most limits w)) w.
-Proof. intros. unfold compute_groups. rewrite concat_reversed, greedy_concat. apply sort_length_perm. Qed.
+Proof. intros. unfold compute_groups. rewrite concat_reversed, greedy_concat. apply sort_by_perm. Qed.
 
 Theorem no_group_is_empty : forall b most limits w, Forall (fun g => g <> []) (compute_groups b most limits w).
 Proof.
@@ -165,7 +162,7 @@ Proof.
   intros b w P Pm F. unfold compute_groups. rewrite map_length. set (l := sort_length w).
   destruct (partition_as_runs b (length P) P (rev l)) as [Q [E [FQ LQ]]]; auto.
   - apply (sorted_rev _ _ l), sort_length_ascending.
-  - intros t. apply Nat.eq_le_incl, sum_over_perm. rewrite <- Permutation_rev. rewrite Pm. apply sort_length_perm.
+  - intros t. apply Nat.eq_le_incl, sum_over_perm. rewrite <- Permutation_rev. rewrite Pm. apply sort_by_perm.
   - destruct (runs_reversed b Q FQ) as [FR [ER LR]]. rewrite E, rev_involutive in ER. rewrite <- LR in LQ. eapply Nat.le_trans; [|exact LQ].
     apply (no_good_runs_are_fewer _ _ (fits b b [])); [| |exact FR|exact ER].
     + intros g h k. apply (fits_part b b [] h (g ++ k)). rewrite !app_assoc. apply Permutation_app_tail, Permutation_app_comm.

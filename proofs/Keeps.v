@@ -61,7 +61,6 @@ Qed.
 Section Keeps.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
-Notation reachable := (System.reachable W cfg depth input).
 Context {h0 : origin}.
 Notation invariant := (System.invariant W cfg depth input (h0 := h0)).
 Notation step := (System.step W cfg depth input).

@@ -159,6 +159,10 @@ Record tight (depth : nat) (s : state) : Prop := {
   t_drain : at_phase s = DRAIN -> released s <> [] /\ (forall l, limit s = Some l -> length (taken s) + length (queue s) < l);
   t_done : at_phase s = DONE -> released s = [] \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s) }.
 
+(** The first two of these alone: what is left to deliver has no room, or may not be delivered. *)
+Definition loose (depth : nat) (s : state) : Prop := length (queue s) <= depth /\
+  (released s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s)).
+
 (** ** Numbers *)
 
 Definition numbered_from (n : nat) (xs : list shared_step) : Prop :=
@@ -245,12 +249,9 @@ Proof.
   intros P. destruct (k_offer0 P) as [o [Po O]]. exists o. split; [exact Po|]. destruct O. constructor; auto.
 Qed.
 
-Lemma deliver_tight : forall c c0 rank inp h depth s, core c c0 rank inp h s -> numbered_from 0 (h_steps h) -> length (queue s) <= depth ->
-  let t := deliver depth s in
-  length (queue t) <= depth /\
-  (released t <> [] -> length (queue t) = depth \/ exists l, limit t = Some l /\ l <= length (taken t) + length (queue t)).
+Lemma deliver_loose : forall c c0 rank inp h depth s, core c c0 rank inp h s -> numbered_from 0 (h_steps h) -> length (queue s) <= depth -> loose depth (deliver depth s).
 Proof.
-  intros c c0 rank inp h depth s K Na Q t. subst t. destruct (deliver_eq depth s) as [d [e [E [Eq [L C]]]]]. rewrite Eq. simpl.
+  intros c c0 rank inp h depth s K Na Q. destruct (deliver_eq depth s) as [d [e [E [Eq [L C]]]]]. rewrite Eq. unfold loose. simpl.
   rewrite app_length. split; [lia|]. intros NE. destruct C as [C|[C|[x [r [-> B]]]]]; [easy|left; lia|right].
   assert (Nx : s_number x = length (taken s) + (length (queue s) + length d)).
   { apply (step_number c c0 rank inp h s _ x K Na). unfold steps_of. rewrite E, <- !app_assoc.
@@ -288,12 +289,9 @@ Proof.
     + intros RT. unfold is_ready in RT. simpl in RT. apply andb_true_iff in RT as [R1 R2]. apply Nat.eqb_eq in R2. repeat split; auto.
 Qed.
 
-Lemma post_tight : forall c rank depth s, at_phase s <> DRAIN -> at_phase s <> DONE ->
-  length (queue s) <= depth ->
-  (released s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s)) ->
-  tight depth (post c rank s).
+Lemma post_tight : forall c rank depth s, at_phase s <> DRAIN -> at_phase s <> DONE -> loose depth s -> tight depth (post c rank s).
 Proof.
-  intros c rank depth s D1 D2 Q O. destruct (post_eq c rank s) as [[-> F]|[P [R ->]]]; constructor; simpl; auto; try easy.
+  intros c rank depth s D1 D2 [Q O]. destruct (post_eq c rank s) as [[-> F]|[P [R ->]]]; constructor; simpl; auto; try easy.
 Qed.
 
 (** ** Draining *)
@@ -320,12 +318,10 @@ Proof.
     destruct k_window0 as [Y|[Y _]]; try discriminate; left; apply (more_stays c s); auto; unfold in_count; rewrite P; reflexivity.
 Qed.
 
-Lemma finish_tight : forall c c0 rank inp h depth s, core c c0 rank inp h s -> numbered_from 0 (h_steps h) -> at_phase s = DRAIN ->
-  length (queue s) <= depth ->
-  (released s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s)) ->
+Lemma finish_tight : forall c c0 rank inp h depth s, core c c0 rank inp h s -> numbered_from 0 (h_steps h) -> at_phase s = DRAIN -> loose depth s ->
   tight depth (finish_when_drained s).
 Proof.
-  intros c c0 rank inp h depth s K Na P Q O. assert (Next : forall x r, released s = x :: r -> s_number x = length (taken s) + length (queue s)).
+  intros c c0 rank inp h depth s K Na P [Q O]. assert (Next : forall x r, released s = x :: r -> s_number x = length (taken s) + length (queue s)).
   { intros x r E. apply (step_number c c0 rank inp h s _ x K Na). unfold steps_of. rewrite E.
     rewrite nth_error_app2 by lia. rewrite nth_error_app2 by lia. replace (_ - _) with 0 by lia. reflexivity. }
   unfold finish_when_drained, is_drained. rewrite P. destruct (released s) as [|x r] eqn:E; [constructor; simpl; rewrite ?E; auto; discriminate|]. specialize (Next x r eq_refl).

@@ -99,7 +99,6 @@ Qed.
 Section Loss.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
-Hypothesis deep : forall r, r < W -> 1 <= depth r.
 Notation reachable := (System.reachable W cfg depth input).
 Notation sound h0 := (Keeps.sound W cfg depth input (h0 := h0)).
 Notation step := (System.step W cfg depth input).

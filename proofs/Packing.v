@@ -17,7 +17,7 @@ Definition fits_packed (budget : nat) (limits : list nat) (g : group) : Prop :=
 Definition longer (x y : sample) : bool := (len y <? len x) || ((len x =? len y) && (pos x <=? pos y)).
 
 (** By falling length; ties by position. *)
-Definition sort_longest : list sample -> list sample := sort_by longer.
+Notation sort_longest := (sort_by longer).
 
 Section Packing.
 Variables (budget : nat) (limits : list nat).
@@ -60,9 +60,6 @@ Proof.
   intros g h P. unfold is_roomy. rewrite (sum_over_perm len P). f_equal. apply eq_true_iff_eq.
   split; apply is_within_le; intros r; rewrite (sum_over_perm _ P); lia.
 Qed.
-
-Lemma sort_longest_perm : forall g, Permutation (sort_longest g) g.
-Proof. intros g. apply sort_by_perm. Qed.
 
 (** ** Nothing is lost *)
 
@@ -125,11 +122,11 @@ Qed.
 Lemma line_up_perm : forall w, Permutation (line_up w) w.
 Proof.
   intros w. unfold line_up. destruct (oldest_prefix (by_position w) []) as [r [E [s S]]]. simpl in E.
-  rewrite E, sort_longest_perm. rewrite S at 1. rewrite skipn_app, skipn_all, Nat.sub_diag. simpl. rewrite <- S. apply sort_by_perm.
+  rewrite E, sort_by_perm. rewrite S at 1. rewrite skipn_app, skipn_all, Nat.sub_diag. simpl. rewrite <- S. apply sort_by_perm.
 Qed.
 
 Lemma sorted_rows_perm : forall gs, Permutation (concat (map sort_longest gs)) (concat gs).
-Proof. induction gs as [|g gs IH]; simpl; [auto|]. apply Permutation_app; [apply sort_longest_perm|exact IH]. Qed.
+Proof. induction gs as [|g gs IH]; simpl; [auto|]. apply Permutation_app; [apply sort_by_perm|exact IH]. Qed.
 
 Theorem rows_hold_exactly_the_window : forall w, Permutation (concat (compute_rows w)) w.
 Proof.
@@ -139,7 +136,7 @@ Qed.
 Theorem no_row_is_empty : forall w, Forall (fun g => g <> []) (compute_rows w).
 Proof.
   intros w. apply Forall_map. eapply Forall_impl; [|apply (placing_keeps_each (fun g => g <> [])); [intros x [|y g]| |constructor]; discriminate].
-  intros g Ne E. apply Ne, Permutation_nil. rewrite <- E. apply sort_longest_perm.
+  intros g Ne E. apply Ne, Permutation_nil. rewrite <- E. apply sort_by_perm.
 Qed.
 
 (** ** The oldest samples share the first row *)
@@ -185,7 +182,7 @@ Proof.
   intros w. apply Forall_map.
   eapply Forall_impl; [|apply (placing_keeps_each (fits_packed budget limits)); [right; assumption|left; simpl; lia|constructor]].
   intros g. unfold fits_packed.
-  rewrite (Permutation_length (sort_longest_perm g)), (roomy_perm _ _ (sort_longest_perm g)). auto.
+  rewrite (Permutation_length (sort_by_perm _ longer g)), (roomy_perm _ _ (sort_by_perm _ longer g)). auto.
 Qed.
 
 (** ** ANY-FIT *)
@@ -231,7 +228,7 @@ Theorem no_two_rows_of_a_window_fit_together : forall w i j, i < j -> j < length
   is_roomy budget limits (nth i (compute_rows w) [] ++ nth j (compute_rows w) []) = false.
 Proof.
   intros w i j I J. unfold compute_rows in *. rewrite map_length in J. change (@nil sample) with (sort_longest []). rewrite !map_nth.
-  rewrite (roomy_perm _ (nth i (fill_rows w) [] ++ nth j (fill_rows w) [])) by (apply Permutation_app; apply sort_longest_perm).
+  rewrite (roomy_perm _ (nth i (fill_rows w) [] ++ nth j (fill_rows w) [])) by (apply Permutation_app; apply sort_by_perm).
   apply apart_nth; [|exact I|exact J]. apply fold_place_apart. exact Logic.I.
 Qed.
 

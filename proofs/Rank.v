@@ -87,9 +87,7 @@ Hypothesis OK : config_ok c.
 Hypothesis NUM : numbered_from 0 (h_steps h).
 Notation core := (core c c0 rank inp).
 
-Definition loose (s : state) : Prop :=
-  length (queue s) <= depth /\
-  (released s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s)).
+Notation loose := (loose depth).
 
 Lemma tight_loose : forall s, tight depth s -> loose s.
 Proof. intros s T. destruct T. split; assumption. Qed.
@@ -97,7 +95,7 @@ Proof. intros s T. destruct T. split; assumption. Qed.
 (** After any change to a rank that is not ending, whether it posts or not. *)
 Lemma after_post : forall s, at_phase s <> DRAIN -> at_phase s <> DONE -> core h s -> loose s ->
   core h (post c rank s) /\ tight depth (post c rank s).
-Proof. intros s P1 P2 K [L1 L2]. split; [apply post_core, K|]. apply post_tight; assumption. Qed.
+Proof. intros s P1 P2 K L. split; [apply post_core, K|apply post_tight; assumption]. Qed.
 
 Lemma post_ending : forall s, at_phase s = DRAIN \/ at_phase s = DONE -> post c rank s = s.
 Proof. intros s P. destruct (post_eq c rank s) as [[E _]|[F _]]; [exact E|]. destruct P; congruence. Qed.
@@ -116,15 +114,14 @@ Proof.
   - apply after_post; auto. destruct T. split; rewrite ?Q, ?O, ?Tk, ?L; auto.
 Qed.
 
-Lemma settled : forall t, core h t -> length (queue t) <= depth ->
-  (released t <> [] -> length (queue t) = depth \/ exists l, limit t = Some l /\ l <= length (taken t) + length (queue t)) ->
+Lemma settled : forall t, core h t -> loose t ->
   (at_phase t = DONE -> released t = [] \/ exists l, limit t = Some l /\ l <= length (taken t) + length (queue t)) ->
   core h (post c rank (finish_when_drained t)) /\ tight depth (post c rank (finish_when_drained t)).
 Proof.
-  intros t K Q O D. destruct (at_phase t) eqn:P; [| | | |rewrite post_ending by (destruct (finish_eq t) as [p [-> [-> | ->]]]; auto)|].
+  intros t K L D. destruct (at_phase t) eqn:P; [| | | |rewrite post_ending by (destruct (finish_eq t) as [p [-> [-> | ->]]]; auto)|].
   5:{ split; [apply finish_core; assumption|]. eapply finish_tight; eauto. }
-  5:{ rewrite finish_other, post_ending by (auto; congruence). split; [exact K|]. constructor; rewrite ?P; auto; discriminate. }
-  all: rewrite finish_other by congruence; apply after_post; [congruence|congruence|exact K|split; assumption].
+  5:{ rewrite finish_other, post_ending by (auto; congruence). split; [exact K|]. destruct L. constructor; rewrite ?P; auto; discriminate. }
+  all: rewrite finish_other by congruence; apply after_post; [congruence|congruence|exact K|exact L].
 Qed.
 
 (** After a read, a collation, a failure or an urge, before the rank may post. *)
@@ -169,7 +166,7 @@ Lemma drained : forall h' s, numbered_from 0 (h_steps h') -> core h' s -> at_pha
   core h' (finish_when_drained (deliver depth s)) /\ tight depth (finish_when_drained (deliver depth s)).
 Proof.
   intros h' s Na K P Q. pose proof (deliver_core _ _ _ _ _ depth _ K) as K2.
-  destruct (deliver_tight _ _ _ _ _ depth _ K Na Q) as [Q2 O2].
+  pose proof (deliver_loose _ _ _ _ _ depth _ K Na Q) as L2.
   assert (P2 : at_phase (deliver depth s) = DRAIN) by (destruct (deliver_eq depth s) as [d [e [_ [-> _]]]]; exact P).
   split; [apply finish_core; assumption|]. eapply finish_tight; eauto.
 Qed.
@@ -246,7 +243,7 @@ Proof.
           - intros St. rewrite (k_free St), Hk. reflexivity. }
         split; [apply deliver_core, X|].
         assert (Q : length (queue u0) <= depth) by (destruct L; assumption).
-        destruct (deliver_tight _ _ _ _ _ depth _ X NUM Q) as [Q2 O2].
+        destruct (deliver_loose _ _ _ _ _ depth _ X NUM Q) as [Q2 O2].
         assert (P2 : at_phase (deliver depth u0) = COUNT) by (destruct (deliver_eq depth u0) as [d [e [_ [-> _]]]]; reflexivity).
         constructor; auto; rewrite P2; discriminate.
 Qed.
@@ -279,8 +276,7 @@ Proof.
     - assert (Mo : has_more c s) by (destruct k_window as [X|[_ X]]; auto). left. destruct Mo as [Wa|[Wa|Wa]]; [left; exact Wa| |right; right; unfold coming, in_count in *; rewrite P in Wa; simpl; rewrite Nat.add_0_r, <- Nat.add_1_r; exact Wa].
       right. left. simpl. destruct (is_nil _); [assumption|]. unfold by_position. rewrite sort_by_length, app_length. lia.
     - intros St. specialize (k_free St). rewrite Hk in k_free. exact k_free. }
-  apply tight_loose in T. destruct T as [T1 T2].
-  split; [apply post_core, X|]. apply post_tight; [discriminate|discriminate|exact T1|exact T2].
+  split; [apply post_core, X|]. apply post_tight; [discriminate|discriminate|exact (tight_loose s T)].
 Qed.
 
 Lemma report_keeps : forall s rs o, core h s -> tight depth s -> at_phase s = REPORT -> failure_of rs = Some o ->
@@ -315,11 +311,11 @@ Proof.
   - destruct G as [x [q [Q _]]]. unfold moved. rewrite Q. simpl firstn. simpl tl.
     pose proof (taken_core s x q K Q) as K1. set (s1 := set_taken (taken s ++ [x]) (set_queue q s)) in *.
     assert (Q1 : length (queue s1) <= depth) by (pose proof (t_queue _ _ T) as X; rewrite Q in X; simpl in *; lia).
-    destruct (deliver_tight _ _ _ _ _ depth _ K1 NUM Q1) as [Q2 O2]. apply settled; [apply deliver_core, K1|exact Q2|exact O2|].
+    apply settled; [apply deliver_core, K1|exact (deliver_loose _ _ _ _ _ depth _ K1 NUM Q1)|].
     intros P. destruct (deliver_eq depth s1) as [d [e [Eo [Eq _]]]]. rewrite Eq. simpl. destruct (t_done _ _ T P) as [D|[l [D1 D2]]].
     + left. simpl in Eo. rewrite D in Eo. symmetry in Eo. apply app_eq_nil in Eo. apply Eo.
     + right. exists l. split; [exact D1|]. rewrite Q in D2. rewrite !app_length. simpl in *. lia.
-  - pose proof (t_queue _ _ T) as Q1. apply settled; [apply stopped_core, K|exact Q1| |]; intros _; right; eexists; (split; [reflexivity|]); simpl; destruct (limit s); lia.
+  - apply settled; [apply stopped_core, K|split; [exact (t_queue _ _ T)|]|]; intros _; right; eexists; (split; [reflexivity|]); simpl; destruct (limit s); lia.
 Qed.
 
 End Events.

@@ -120,7 +120,7 @@ Proof.
   exists (mkHist NOffer (h_round h) (h_steps h) (length (h_steps h))). split; [constructor; [rewrite Kind|simpl|simpl]; reflexivity|].
   set (w := place c rank (steps_of u) (save u)). assert (St : map shared (steps_of u) = h_steps h) by (rewrite (al_steps _ _ A); apply (k_steps _ _ _ _ _ _ K1)).
   assert (Ln : length (steps_of u) = length (h_steps h)) by (rewrite <- St, map_length; reflexivity).
-  unfold load. fold w. split; [apply post_core|apply post_tight; simpl; try discriminate; [lia|intros X; contradiction X; reflexivity]].
+  unfold load. fold w. split; [apply post_core|apply post_tight; try discriminate; split; simpl; [lia|intros X; contradiction X; reflexivity]].
   constructor; try (simpl; discriminate); try exact F1; try exact F5; try exact F6; try (simpl; reflexivity).
   - unfold steps_of at 1. simpl. rewrite app_nil_r. exact St.
   - unfold released_of. simpl. rewrite app_nil_r. exact Ln.

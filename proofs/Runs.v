@@ -67,9 +67,6 @@ Qed.
 
 Definition rising (l : list sample) : Prop := StronglySorted (fun x y => pos x < pos y) l.
 
-Lemma rising_app : forall l m, rising (l ++ m) <-> rising l /\ rising m /\ forall x y, In x l -> In y m -> pos x < pos y.
-Proof. intros l m. apply sorted_app. Qed.
-
 (** A strictly sorted list is the only result of sorting its permutations. *)
 Lemma sorted_once : forall A (before : A -> A -> bool) l m, orders before ->
   StronglySorted (fun a b => before b a = false) l -> Permutation m l -> sort_by before m = l.
@@ -103,7 +100,7 @@ Qed.
 Lemma runs_stand : forall gs, Forall (fun g => g <> []) gs -> rising (concat gs) ->
   StronglySorted (fun g h => forall x y, In x g -> In y h -> pos x < pos y) gs.
 Proof.
-  induction gs as [|g gs IH]; simpl; intros F A; [constructor|]. inversion F as [|? ? F1 F2]; subst. apply rising_app in A as [_ [A B]].
+  induction gs as [|g gs IH]; simpl; intros F A; [constructor|]. inversion F as [|? ? F1 F2]; subst. apply sorted_app in A as [_ [A B]].
   constructor; [apply IH; assumption|]. apply Forall_forall. intros h Hh x y Hx Hy. apply B; [exact Hx|]. apply in_concat. eauto.
 Qed.
 
@@ -151,7 +148,7 @@ Proof.
       exfalso. unfold is_due in Dg, Dh. apply existsb_exists in Dh as [z [Iz Lz]]. apply Nat.ltb_lt in Lz.
       assert (Lx : pos x < due) by (specialize (H x z (or_introl eq_refl) Iz); lia). simpl in Dg. apply orb_false_iff in Dg as [Dg _].
       apply Nat.ltb_ge in Dg. lia. }
-    rewrite E. rewrite <- (firstn_skipn target gs) in A. rewrite concat_app in A. apply rising_app in A as [A1 [A2 _]].
+    rewrite E. rewrite <- (firstn_skipn target gs) in A. rewrite concat_app in A. apply sorted_app in A as [A1 [A2 _]].
     rewrite (lined_up_once _ (firstn target gs)); [|apply Forall_firstn, F|exact A1|reflexivity].
     rewrite (by_position_once (concat (skipn target gs))) by (assumption || reflexivity).
     rewrite <- concat_app, firstn_skipn. reflexivity.

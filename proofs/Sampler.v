@@ -17,7 +17,7 @@ Notation reachable := (System.reachable W cfg depth input).
 Definition in_line (u : state) : list sample := samples_of (steps_of u) ++ concat (aligned u) ++ window u.
 
 Lemma read_ascends : forall r n, r < W -> rising (firstn n (input r)).
-Proof. intros r n H. pose proof (input_in_order r H) as A. rewrite <- (firstn_skipn n) in A. apply rising_app in A as [A _]. exact A. Qed.
+Proof. intros r n H. pose proof (input_in_order r H) as A. rewrite <- (firstn_skipn n) in A. apply sorted_app in A as [A _]. exact A. Qed.
 
 Lemma what_is_read_stays_in_line : forall s r, reachable s -> r < W -> in_line (rank_of s r) = firstn (read (rank_of s r)) (input r).
 Proof.
@@ -35,7 +35,7 @@ Proof.
       try (destruct S2 as [-> [-> _]]; [|reflexivity]; first [congruence|destruct P2; congruence]).
     destruct Ad as [_ Ad]. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. destruct (of_ready _ _ _ _ O (Ad Ra o Po)) as [_ [_ [G _]]].
     assert (A0 : aligned (rank_of s i) = []) by (apply (k_aligned _ _ _ _ _ _ K); congruence). rewrite A0 in *. simpl in *.
-    apply rising_app in As as [_ [As _]]. rewrite Al, Wi. unfold groups_at in G. unfold align_at. destruct (has_steps (cfg i) (round (rank_of s i))); [|reflexivity].
+    apply sorted_app in As as [_ [As _]]. rewrite Al, Wi. unfold groups_at in G. unfold align_at. destruct (has_steps (cfg i) (round (rank_of s i))); [|reflexivity].
     assert (E0 : concat (groups (rank_of s i)) = window (rank_of s i)) by (rewrite G, grouped_in_order by exact H; apply by_position_once; [exact As|reflexivity]).
     rewrite aligned_in_order; [exact E0|exact H| |rewrite E0; exact As]. rewrite G. apply (ok_group_nonempty _ (configs_ok _ _ ok i H)).
   - destruct (count_cases _ _ _ _ _ E) as [_ [Al [_ [_ [_ New]]]]]. destruct (New (k_plan _ _ _ _ _ _ K Ph)) as [new [S1 [S2 _]]].
@@ -44,7 +44,7 @@ Proof.
     assert (Ea : concat (aligned (rank_of s i)) = concat (firstn n (aligned (rank_of s i))) ++ concat (skipn n (aligned (rank_of s i))))
       by (rewrite <- concat_app, firstn_skipn; reflexivity).
     rewrite Ea in As |- *. rewrite <- app_assoc in As |- *. f_equal.
-    apply rising_app in As as [_ [As _]]. apply rising_app in As as [_ [As _]].
+    apply sorted_app in As as [_ [As _]]. apply sorted_app in As as [_ [As _]].
     destruct (concat (skipn n (aligned (rank_of s i)))) as [|y back]; [reflexivity|]. cbn [is_nil]. apply by_position_once; [exact As|apply Permutation_app_comm].
   - destruct (failure_of ps) as [o|]; [|discriminate]. injection E as <-.
     rewrite drain_steps. reflexivity.
@@ -71,7 +71,7 @@ Theorem in_the_order_sampler_no_position_is_in_a_later_step_than_a_greater_one :
 Proof.
   intros u r Ru H. pose proof (in_the_order_sampler_the_steps_are_the_first_of_the_input u r Ru H) as E.
   assert (A : rising (samples_of (steps_of (rank_of u r)))) by (rewrite E; apply read_ascends, H). clear E. unfold samples_of in A.
-  induction (steps_of (rank_of u r)) as [|x xs IH]; [constructor|]. simpl in A. apply rising_app in A as [_ [A B]]. constructor; [apply IH, A|].
+  induction (steps_of (rank_of u r)) as [|x xs IH]; [constructor|]. simpl in A. apply sorted_app in A as [_ [A B]]. constructor; [apply IH, A|].
   apply Forall_forall. intros y Hy a b Ia Ib. apply B; [exact Ia|]. apply in_concat. exists (s_group y). split; [apply in_map, Hy|exact Ib].
 Qed.
 

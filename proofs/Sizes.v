@@ -142,8 +142,8 @@ Qed.
 
 Theorem sized_groups_hold_exactly_the_window : forall b most limits w, Permutation (concat (compute_sized_groups b most limits w)) w.
 Proof.
-  intros. unfold compute_sized_groups. rewrite cut_perm; [apply sort_length_perm|].
-  rewrite (Permutation_length (sort_length_perm w)). reflexivity.
+  intros. unfold compute_sized_groups. rewrite cut_perm; [apply sort_by_perm|].
+  rewrite (Permutation_length (sort_by_perm _ shorter w)). reflexivity.
 Qed.
 
 (** A property of every group that is cut from sorted samples holds of all groups. *)

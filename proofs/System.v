@@ -544,7 +544,7 @@ End Origin.
 Lemma initial_invariant : invariant (h0 := fresh) start.
 Proof.
   assert (Core : forall r, r < W -> core (cfg r) (cfg 0) r (input r) h_initial (initial (cfg r) r) /\ tight (depth r) (initial (cfg r) r)).
-  { intros r H. split; [apply post_core; constructor; simpl; auto; try discriminate; try lia|apply post_tight; simpl; try discriminate; try lia; easy].
+  { intros r H. split; [apply post_core; constructor; simpl; auto; try discriminate; try lia|apply post_tight; try discriminate; split; simpl; [lia|easy]].
     - unfold kind_ok. reflexivity.
     - left. right. simpl. destruct (has_steps (cfg r) 0) eqn:Hs; [left; pose proof (ok_window _ (configs_ok r H) r 0 Hs); simpl; lia|auto]. }
   constructor; [constructor; [|intros r H; unfold sync; simpl; destruct (is_waiting _); auto|constructor]|intros r H; apply (Core r H)].
