@@ -142,6 +142,8 @@ Lemma part_post : forall r u, part (post c r u) = part u /\ steps_of (post c r u
 Proof. split; reflexivity. Qed.
 Lemma part_is : forall t u, part t = part u -> marks t = marks u /\ aligned t = aligned u /\ budget t = budget u.
 Proof. intros t u P. unfold part in P. injection P as P1 P2 _ _ _ _ P3. auto. Qed.
+Lemma part_deliver : forall d u, part (deliver d u) = part u /\ steps_of (deliver d u) = steps_of u.
+Proof. intros. split; [reflexivity|apply deliver_steps]. Qed.
 Lemma post_fair : forall r u, fair u -> fair (post c r u).
 Proof.
   intros r u H. destruct (post_eq c r u) as [[-> _]|[_ [_ ->]]]; [exact H|]. intros _. simpl. eexists. split; [reflexivity|]. simpl. destruct (stopped u); [discriminate|reflexivity].
@@ -357,7 +359,7 @@ Proof.
     destruct (ready_is_full _ _ v u (I4 Al Qm) W0) as [Fw [Fr Fe]].
     assert (Du : due_before c u = due_of c (v_marks v)) by (unfold due_before, due_of; rewrite (I3 Al); reflexivity).
     rewrite Gs, Fw, Du, Kr, (IB Al) in E. cbv zeta. destruct (align_at c (h_round h) _ _ _ n) as [al ca] eqn:Ea. injection E as <-.
-    match goal with |- image _ _ _ _ _ (deliver ?d ?z) => set (w := z) in *; assert (P1 : part (deliver d w) = part w) by reflexivity; pose proof (proj1 (deliver_steps d w)) as P2 end.
+    match goal with |- image _ _ _ _ _ (deliver ?d ?z) => set (w := z) in *; destruct (part_deliver d w) as [P1 P2] end.
     constructor.
     + rewrite P2. simpl. rewrite <- I1. unfold w, steps_of. simpl. rewrite app_nil_r. reflexivity.
     + intros k Hk. rewrite (proj1 (proj2 (part_is _ _ P1))). reflexivity.
