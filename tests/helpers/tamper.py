@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -96,3 +96,10 @@ class Tampered:
                     places = range(2, 1 + len(post["counts"][index]))
                     post["counts"][index] = [len(rows), *(sum(row[place] for row in rows) for place in places)]
         self.sum_again()
+
+
+def tamper(path: Path, change: Callable[[Tampered], object], to: Path | None = None) -> Path:
+    """Changes a trace, or writes it changed ``to`` another file. Returns the file that was written."""
+    trace = Tampered(path)
+    change(trace)
+    return trace.write(to or path)

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from odb_sim.cli.main import main
@@ -22,17 +22,13 @@ from odb_ref.trace.format import TraceError
 from tests.helpers.capture import capture
 from tests.helpers.commands import refuse
 from tests.helpers.effort import few
-from tests.helpers.tamper import Tampered
+from tests.helpers.tamper import Tampered, tamper
 from tests.helpers.world import Fault, make_configs, run_by_arrival
 from tests.soak.fuzz_check import fuzz
+from tests.trace.lies import SHARDS
+from tests.trace.lies import run as write
 
-SHARDS = [[3, 5, 8, 1, 9, 2], [4, 4, 7]]
 BIG = 10**12
-
-
-def write(path: Path, *, faults: tuple[Fault, ...] = (), **settings: Any) -> Tampered:
-    run_by_arrival(SHARDS, make_configs(2, **settings), seed=3, faults=faults, trace=path)
-    return Tampered(path)
 
 
 def replace(path: Path, old: str, new: str) -> None:
@@ -41,26 +37,14 @@ def replace(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-def set_header(**changes: object) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        trace = Tampered(path)
-        for key, value in changes.items():
-            (trace.header if key in trace.header else trace.header["config"])[key] = value
-        trace.write(path)
-
-    return change
-
-
-def set_sample(place: int, value: int) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        trace = Tampered(path)
+def set_sample(place: int, value: int) -> Callable[[Path], object]:
+    def change(trace: Tampered) -> None:
         trace.events("samples_read", 0)[0]["samples"][0][place] = value
-        trace.write(path)
 
-    return change
+    return partial(tamper, change=change)
 
 
-HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
+HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "nested in the header": (lambda path: replace(path, '"tag":""', f'"tag":{"[" * 300}{"]" * 300}'), "has the tag"),
     "an integer of 5,000 digits": (lambda path: replace(path, '"count":', f'"count":{"9" * 5000}'), "more than 19"),
     "text": (lambda path: path.write_text("hello\n"), "not JSON"),
@@ -68,8 +52,14 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a negative length": (set_sample(2, -5), "expected id, position, length"),
     "more supervised than there are": (set_sample(3, 500), "expected id, position, length"),
     "a negative position": (set_sample(1, -1), "expected id, position, length"),
-    "a world of 10^12": (set_header(world_size=BIG), "a world of 1000000000000 ranks"),
-    "a mode that is a list": (set_header(mode=[[[[]]]]), "has the mode"),
+    "a world of 10^12": (
+        partial(tamper, change=lambda it: it.header.update(world_size=BIG)),
+        "a world of 1000000000000 ranks",
+    ),
+    "a mode that is a list": (
+        partial(tamper, change=lambda it: it.header["config"].update(mode=[[[[]]]])),
+        "has the mode",
+    ),
     "bytes that are not text": (lambda path: path.write_bytes(path.read_bytes() + b"\xff\xfe\n"), "can't decode byte"),
     "a key that stands twice": (lambda path: replace(path, '"effects":', '"rank":1,"effects":'), "a key appears twice"),
     "a key that stands twice in the header": (
@@ -216,7 +206,7 @@ def test_what_is_remembered_of_rounds_and_exchanges_does_not_grow(tmp_path: Path
 
 def test_a_cause_cannot_break_the_line_or_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t"
-    write(path, faults=(Fault("fail", 1, 5),))
+    write(path, Fault("fail", 1, 5))
     path.write_text(path.read_text().replace("broken sample", "a\\nb\\u001b[2J\\ud800"))
     assert main(["check", str(path)]) == 0
     first = capsys.readouterr().out.splitlines()[0]
@@ -226,8 +216,8 @@ def test_a_cause_cannot_break_the_line_or_the_terminal(tmp_path: Path, capsys: p
 def test_a_report_whose_configuration_is_not_json_can_be_replayed(tmp_path: Path) -> None:
     """The machine refuses it as a message that contradicts the protocol."""
     path = tmp_path / "t"
-    configs = make_configs(2)
-    configs[1] = make_configs(2, budget_tokens=7)[1]
+    configs = make_configs(len(SHARDS))
+    configs[1] = make_configs(len(SHARDS), budget_tokens=7)[1]
     run_by_arrival(SHARDS, configs, trace=path)
     for text in ("[", "5", "[" * 5000):
         trace = Tampered(path)

@@ -18,12 +18,13 @@ from odb_ref.trace.format import TraceError
 from odb_ref.trace.origin import DIGEST_BITS, Lot, Origin, OwnedLot, digest_ids, make_lot, place_lot
 from odb_ref.trace.reading import read_trace
 from odb_ref.trace.writing import TraceWriter
-from tests.helpers.tamper import Tampered
+from tests.helpers.tamper import Tampered, tamper
 from tests.helpers.world import (
     AnyOrder,
     Fault,
     Node,
     World,
+    list_paths,
     make_config,
     make_configs,
     make_input,
@@ -43,13 +44,9 @@ def write(
         write_trace(path, node, origins[rank], saved[rank] if saved else None)
 
 
-def list_paths(folder: Path, name: str, ranks: int = len(SHARDS)) -> list[Path]:
-    return [folder / f"{name}{rank}.ndjson" for rank in range(ranks)]
-
-
 def write_begun(folder: Path) -> tuple[list[Path], World]:
     """Writes an epoch that stops after some steps."""
-    ranks, paths = range(len(SHARDS)), list_paths(folder, "a")
+    ranks, paths = range(len(SHARDS)), list_paths(folder / "a", len(SHARDS))
     world = World(make_config(), SHARDS, schedule=AnyOrder(5), stops=dict.fromkeys(ranks, STEPS)).run()
     write(paths, world.nodes, [Origin(run="r1", inputs=(make_input(rank, SHARDS[rank]),)) for rank in ranks])
     return paths, world
@@ -57,7 +54,7 @@ def write_begun(folder: Path) -> tuple[list[Path], World]:
 
 def write_job(folder: Path, lost: int | None = None) -> list[Path]:
     """Writes such an epoch, and its rest. The rest has one sample of ``lost`` less, and says so."""
-    (first, begun), second = write_begun(folder), list_paths(folder, "b")
+    (first, begun), second = write_begun(folder), list_paths(folder / "b", len(SHARDS))
     saved = begun.save()
     shards = [shard[:-1] if rank == lost else shard for rank, shard in enumerate(SHARDS)]
     rest = World(make_config(), shards, schedule=AnyOrder(7), checkpoints=saved).run()
@@ -72,7 +69,7 @@ def write_job(folder: Path, lost: int | None = None) -> list[Path]:
 
 def write_fewer_ranks(folder: Path) -> list[Path]:
     """Writes an epoch of four ranks that stops, and its rest on two."""
-    (first, begun), second = write_begun(folder), list_paths(folder, "b", 2)
+    (first, begun), second = write_begun(folder), list_paths(folder / "b", 2)
     gone = {sample.id for node in begun.nodes for sample in node.trained}
     left = [sample for shard in SHARDS for sample in shard if sample.id not in gone]
     halves = [tuple(replace(sample, position=i) for i, sample in enumerate(left[rank::2])) for rank in range(2)]
@@ -88,12 +85,6 @@ def small(tmp_path: Path) -> Path:
     """Returns the trace of a few samples."""
     run_by_arrival([[3, 5], [4]], make_configs(2), trace=tmp_path / "t")
     return tmp_path / "t"
-
-
-def change(path: Path, what: Callable[[Tampered], None]) -> None:
-    trace = Tampered(path)
-    what(trace)
-    trace.write(path)
 
 
 @pytest.mark.parametrize("make", [write_job, write_fewer_ranks])
@@ -159,7 +150,7 @@ REST: dict[Callable[[Tampered], None], str] = {
 def test_a_forged_rest_is_refused(forge: Callable[[Tampered], None], tmp_path: Path) -> None:
     """Spec: R9.6. Checks: COVER, ONCE, RESUME."""
     paths = write_job(tmp_path)
-    change(paths[4], forge)
+    tamper(paths[4], forge)
     assert set(REST[forge].split()) <= find_broken(*paths)
 
 
@@ -178,7 +169,7 @@ def test_a_rest_on_fewer_ranks_that_says_otherwise_is_refused(tmp_path: Path) ->
     """Spec: R9.6, R10.3. Checks: RESUME."""
     paths = write_fewer_ranks(tmp_path)
     for path in paths[4:]:
-        change(path, lambda trace: trace.header["before"][0].update(steps=STEPS - 1))
+        tamper(path, lambda trace: trace.header["before"][0].update(steps=STEPS - 1))
     assert find_broken(*paths) == {"RESUME"}
 
 
@@ -187,7 +178,7 @@ def test_an_epoch_that_a_run_begins_again_is_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         run_by_arrival([[3, 5], [4]], make_configs(2), trace=tmp_path / name, run="the same")
     assert find_broken(tmp_path / "a", tmp_path / "b") == {"ONCE"}
-    change(tmp_path / "b", lambda trace: trace.header.update(run="another"))
+    tamper(tmp_path / "b", lambda trace: trace.header.update(run="another"))
     assert find_broken(tmp_path / "a", tmp_path / "b") == set()
 
 
@@ -196,7 +187,7 @@ def write_epochs(folder: Path, *epochs: tuple[int, str, list[list[int]]]) -> lis
     paths = [folder / f"{number}" for number in range(len(epochs))]
     for path, (epoch, run, lengths) in zip(paths, epochs, strict=True):
         run_by_arrival(lengths, make_configs(2), trace=path, run=run)
-        change(path, lambda trace, epoch=epoch: trace.header.update(epoch=epoch))
+        tamper(path, lambda trace, epoch=epoch: trace.header.update(epoch=epoch))
     return paths
 
 
@@ -249,8 +240,8 @@ def test_a_header_that_is_silent_for_one_rank_is_said(tmp_path: Path) -> None:
     """Spec: R9.6."""
     paths = write_job(tmp_path)
     assert list_unsaid(paths) == []
-    change(paths[1], lambda trace: trace.header.pop("inputs"))
-    change(paths[4], lambda trace: trace.header.pop("before"))
+    tamper(paths[1], lambda trace: trace.header.pop("inputs"))
+    tamper(paths[4], lambda trace: trace.header.pop("before"))
     verdict = check_traces(paths)
     assert SAMPLES in verdict.jobs[0].unsaid
     assert BEFORE in verdict.jobs[1].unsaid
@@ -260,7 +251,7 @@ def test_headers_that_contradict_each_other_are_refused_in_any_order(tmp_path: P
     """Spec: R9.6. Checks: COVER. The last file used to be believed."""
     paths = write_job(tmp_path)
     more = Tampered(paths[1]).header["inputs"][0] | {"samples": 999}
-    change(paths[0], lambda trace: trace.header["inputs"].append(more))
+    tamper(paths[0], lambda trace: trace.header["inputs"].append(more))
     for given in (paths, paths[::-1]):
         found = [item for item in check_traces(given).violations if item.property is Property.COVER]
         assert [item.rank for item in found if "headers differ about the samples" in str(item)] == [1]
@@ -271,7 +262,7 @@ def test_a_rest_that_skips_a_sample_and_says_so_is_refused(tmp_path: Path) -> No
     paths = write_job(tmp_path, lost=0)
     assert find_broken(*paths) == {"RESUME"}
     for path in paths[4:]:
-        change(path, lambda trace: trace.header["before"][0].pop("run"))
+        tamper(path, lambda trace: trace.header["before"][0].pop("run"))
     assert "whether it resumed where it had stopped: the traces of that epoch are of other samples" in list_unsaid(
         paths
     )
@@ -302,7 +293,7 @@ def test_what_there_was_bounds_epochs_that_are_not_complete(
     path = tmp_path / "t"
     run_by_arrival([[3, 5, 7, 2] * 5, [4, 9] * 9], make_configs(2, **settings), seed=3, faults=faults, trace=path)
     assert find_broken(path) == set()
-    change(path, forge)
+    tamper(path, forge)
     assert find_broken(path) == {broken}
 
 
@@ -323,7 +314,7 @@ def test_ids_exchanged_within_a_rank_or_in_a_common_order_are_found(
     path = tmp_path / "t"
     run_by_arrival([[3, 5, 7, 2] * 5, [4, 9] * 9], make_configs(2, **settings), seed=3, trace=path)
     assert find_broken(path) == set()
-    change(path, lambda trace: exchange_ids(trace, 0, other))
+    tamper(path, lambda trace: exchange_ids(trace, 0, other))
     assert find_broken(path) == {"COVER"}
 
 
@@ -338,7 +329,7 @@ def set_aside(trace: Tampered, place: int) -> dict[str, Any]:
 
 def test_a_sample_set_aside_is_accounted_for(small: Path) -> None:
     """Spec: R9.6, R11.1."""
-    change(small, drop_the_tail)
+    tamper(small, drop_the_tail)
     assert find_broken(small) == {"COVER"}
     trace = Tampered(small)
     event = set_aside(trace, 1)

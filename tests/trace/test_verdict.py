@@ -33,7 +33,7 @@ from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.verdict import KEPT_VIOLATIONS, Findings, PropertyVerdict, Violation
 from odb_ref.trace.format import Header, TraceError
 from tests.helpers.errors import refused
-from tests.helpers.tamper import Tampered
+from tests.helpers.tamper import Tampered, tamper
 from tests.helpers.world import make_configs
 from tests.trace.lies import get_verdict
 from tests.trace.said import TRUTHS, check_said, tell_truth, write
@@ -299,13 +299,6 @@ def test_ranks_begin_alike_or_in_different_rounds() -> None:
 # Files -----------------------------------------------------------------------------------------------------------------
 
 
-def change(path: Path, what: Callable[[Tampered], object]) -> Path:
-    """Returns a changed copy of a trace."""
-    trace = Tampered(path)
-    what(trace)
-    return trace.write(path.with_name("changed"))
-
-
 def test_no_file_is_no_job() -> None:
     with refused(UsageError, "no trace to check"):
         check_traces([])
@@ -316,7 +309,7 @@ def test_what_is_wrong_in_a_file_is_said_with_its_line(tmp_path: Path) -> None:
 
     def refuse(what: Callable[[Tampered], None]) -> str:
         with pytest.raises(TraceError) as caught:
-            check_traces([change(path, what)])
+            check_traces([tamper(path, what, tmp_path / "changed")])
         return str(caught.value).removeprefix(str(tmp_path / "changed"))
 
     assert refuse(lambda it: it.records[0].update(rank=3)) == ":2: rank 3 in a world of 3"
@@ -343,7 +336,7 @@ def test_a_replay_says_where_the_machine_differs(tmp_path: Path) -> None:
     (path,) = write(tmp_path / "t")
 
     def replay(what: Callable[[Tampered], None]) -> str:
-        (job,) = check_traces([change(path, what)], is_replayed=True).jobs
+        (job,) = check_traces([tamper(path, what, tmp_path / "changed")], is_replayed=True).jobs
         return next(str(item) for item in job.violations if "the machine" in item.what)
 
     start = "REPLAY rank 0 round 0 step 0: effect 0 of missing is"
@@ -383,7 +376,7 @@ def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
     (path,) = write(tmp_path / "t")
 
     def refuse(**changes: object) -> str:
-        changed = change(path, lambda trace: trace.header["config"].update(changes))
+        changed = tamper(path, lambda trace: trace.header["config"].update(changes), tmp_path / "changed")
         (job,) = check_traces([changed], is_replayed=True).jobs
         verdict = get_verdict(job, Property.REPLAY)
         assert verdict.status is Status.NOT_APPLICABLE
