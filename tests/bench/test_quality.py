@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import build_workload
-from odb_sim.studies.runs import Result, Run, run
+from odb_sim.studies.runs import Result, run
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.offer import Offer
@@ -24,13 +24,13 @@ from tests.bench.quality import (
     compute_losses,
     count_fewest_steps,
 )
+from tests.helpers.simulated import make_run
 
 RANKS = 4
 
 
 def simulate(**more: object) -> Result:
-    workload = build_workload(load_lengths("gsm8k"), ranks=RANKS, samples=RANKS * 64 * 6)
-    return run(replace(Run(workload=workload, policy="odb", budget_tokens=3000, window_samples=64), **more))
+    return run(make_run("gsm8k", RANKS, RANKS * 64 * 6, budget_tokens=3000, window_samples=64, **more))
 
 
 def test_the_losses_and_the_efficiency_are_one() -> None:
@@ -95,8 +95,7 @@ def test_efficiency_has_no_bound_that_would_excuse_a_rule() -> None:
 
 
 def test_a_goal_is_missed_by_the_epoch_that_misses_it() -> None:
-    workload = build_workload(load_lengths("gsm8k"), ranks=2, samples=1024)
-    summary = run(Run(workload=workload, policy="odb", budget_tokens=BUDGET_TOKENS)).summary
+    summary = run(make_run("gsm8k", 2, 1024, budget_tokens=BUDGET_TOKENS)).summary
     cell = Cell("gsm8k", 2, 256, LONG + 1)
     good, bad = replace(summary, excess=0.1), replace(summary, excess=0.4)
     assert _list_missed({cell: {PADDED.name: good, PEER.name: bad}}) == []

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 from odb_sim.inputs.costs import Costs, GpuCost
-from odb_sim.inputs.lengths import load_lengths
-from odb_sim.inputs.workload import Sharding, build_workload
-from odb_sim.studies.runs import Run, run
+from odb_sim.studies.runs import run
 
 from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.layouts import Layout
+from tests.helpers.simulated import make_run
 
 EQUAL_TOKENS = 2000
 GPU = GpuCost(fixed_s=0.0, per_token_s=1e-4, per_token2_s=1e-4 / EQUAL_TOKENS)
@@ -20,15 +19,7 @@ GPU = GpuCost(fixed_s=0.0, per_token_s=1e-4, per_token2_s=1e-4 / EQUAL_TOKENS)
 @pytest.mark.parametrize("layout", Layout)
 def test_steps_that_are_alike_in_cost_take_less_time(layout: Layout) -> None:
     """Spec: R2.7. The same number of steps of the same samples, with attention that is half of the work at 2,000 tokens."""
-    workload = build_workload(load_lengths("azure_llm_2023_code"), ranks=8, sharding=Sharding.EVEN)
-    what = Run(
-        workload=workload,
-        policy="odb",
-        budget_tokens=16_384,
-        window_samples=256,
-        layout=layout,
-        costs=replace(Costs(), gpu=GPU),
-    )
+    what = make_run("azure_llm_2023_code", 8, budget_tokens=16_384, layout=layout, costs=Costs(gpu=GPU))
     by_tokens, by_cost = (
         run(replace(what, cost=get_cost(name))).summary for name in ("tokens", f"attention/{EQUAL_TOKENS}")
     )

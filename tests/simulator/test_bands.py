@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from odb_sim.inputs.costs import ASSUMED, CollectiveCost, Costs, GpuCost, LoaderCost, NetworkCost, Ranges
 from odb_sim.inputs.lengths import Lengths
-from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.inputs.workload import Sharding
 from odb_sim.studies.bands import LENGTHS, Bands, compute_bands, list_uncertain, redraw
 from odb_sim.studies.runs import Run, run
 
 from odb_ref.core.errors import UsageError
+from tests.helpers import simulated
 from tests.simulator_answers.helpers import make_lengths
 
 FREE = Costs(
@@ -28,8 +29,9 @@ FREE = Costs(
 def make_run(
     costs: Costs = FREE, *, samples: int = 2000, policy: str = "odb", sharding: Sharding = Sharding.EVEN
 ) -> Run:
-    workload = build_workload(make_lengths(samples), ranks=4, sharding=sharding)
-    return Run(workload=workload, policy=policy, budget_tokens=4096, sharding=sharding, costs=costs)
+    return simulated.make_run(
+        make_lengths(samples), 4, policy=policy, budget_tokens=4096, sharding=sharding, costs=costs
+    )
 
 
 def test_the_band_of_what_one_number_governs_is_its_range() -> None:
@@ -75,7 +77,7 @@ def test_epochs_of_other_lengths_lie_within_the_band_as_often_as_it_says() -> No
 def test_a_single_very_long_sample_does_not_make_the_longest_time_absurd() -> None:
     """Draws hold it no more than four times, so they take that many times as long at most. Without it, they take none."""
     lengths = Lengths("one is long", np.array([7] * 300 + [1_000_000]), np.ones(301, dtype=np.int64))
-    what = replace(make_run(Costs()), workload=build_workload(lengths, ranks=4))
+    what = simulated.make_run(lengths, 4, budget_tokens=4096)
     band = compute_bands([what], []).combine(1.0)
     assert band.low < 0.05
     assert 2 < band.high < 6
@@ -130,5 +132,5 @@ def test_without_inputs_there_is_no_width() -> None:
 
 def test_lengths_that_are_all_alike_leave_nothing_to_the_draw() -> None:
     lengths = Lengths("alike", np.full(800, 100), np.full(800, 100))
-    what = replace(make_run(replace(FREE, ranges=Ranges())), workload=build_workload(lengths, ranks=4))
+    what = simulated.make_run(lengths, 4, budget_tokens=4096, costs=replace(FREE, ranges=Ranges()))
     assert compute_bands([what], []).combine(1.0).high == pytest.approx(1.0, abs=1e-9)

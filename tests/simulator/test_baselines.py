@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import chain
 
 import numpy as np
@@ -13,13 +12,13 @@ from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, compute_batch_size, cu
 from odb_sim.inputs.costs import CollectiveCost, Costs, GpuCost, LoaderCost
 from odb_sim.inputs.lengths import Lengths, list_bundled_names, load_lengths
 from odb_sim.inputs.workload import Sharding, Workload, build_workload
-from odb_sim.studies.runs import POLICIES, Run, run
+from odb_sim.studies.runs import POLICIES, run
 
 from odb_ref.core.types import Mode
 from tests.helpers.commands import get_figures, refuse
 from tests.helpers.effort import few
-
-load_once = cache(load_lengths)
+from tests.helpers.partitions import count_fewest
+from tests.helpers.simulated import make_run
 
 
 def build(tokens: list[int], ranks: int, sharding: Sharding = Sharding.EVEN, seed: int = 0) -> Workload:
@@ -75,20 +74,10 @@ def test_fixed_batches_have_the_size_they_say(case: tuple[Workload, int]) -> Non
 
 
 @settings(max_examples=few(60), deadline=None)
-@given(tokens=st.lists(st.integers(1, 20), min_size=1, max_size=9), budget_tokens=st.integers(1, 60))
+@given(tokens=st.lists(st.integers(1, 20), min_size=1, max_size=8), budget_tokens=st.integers(1, 60))
 def test_the_global_oracle_uses_the_fewest_batches(tokens: list[int], budget_tokens: int) -> None:
-    tokens.sort()
-
-    @cache
-    def count_fewest(start: int) -> int:
-        # Some best partition of sorted lengths consists of runs, so it is enough to try all runs.
-        if start == len(tokens):
-            return 0
-        ends = range(start + 1, len(tokens) + 1)
-        fit = [end for end in ends if end == start + 1 or (end - start) * tokens[end - 1] <= budget_tokens]
-        return 1 + min(count_fewest(end) for end in fit)
-
-    assert len(cut_sorted(tokens, budget_tokens)) == count_fewest(0)
+    fewest = count_fewest(tokens, lambda batch: len(batch) * max(batch) <= budget_tokens)
+    assert len(cut_sorted(sorted(tokens), budget_tokens)) == fewest
 
 
 def test_grouping_by_length_starts_with_the_longest_and_mixes_mega_batches() -> None:
@@ -100,7 +89,7 @@ def test_grouping_by_length_starts_with_the_longest_and_mixes_mega_batches() -> 
 
 
 def test_rebalancing_makes_the_largest_batch_of_a_step_smaller() -> None:
-    workload = build_workload(load_once("sgd_dialogues"), ranks=8, samples=3200, seed=1)
+    workload = build_workload(load_lengths("sgd_dialogues"), ranks=8, samples=3200, seed=1)
 
     def compute_critical(name: str) -> int:
         own = list_batches(workload, name, 8192)
@@ -116,7 +105,7 @@ def test_packing_takes_the_best_fitting_room() -> None:
 
 
 def test_a_bucket_holds_similar_lengths() -> None:
-    workload = build_workload(load_once("gsm8k"), ranks=2, seed=1)
+    workload = build_workload(load_lengths("gsm8k"), ranks=2, seed=1)
     for own in list_batches(workload, "bmt", 4096):
         for batch in own:
             tokens = workload.tokens[batch]
@@ -126,10 +115,10 @@ def test_a_bucket_holds_similar_lengths() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", list_bundled_names())
 def test_every_policy_covers_every_trace(name: str, policy: str) -> None:
-    workload = build_workload(load_once(name), ranks=8, samples=2000, seed=5)
-    summary = run(Run(workload=workload, policy=policy, budget_tokens=16384, window_samples=64, seed=5)).summary
+    what = make_run(name, 8, 2000, draw=5, policy=policy, budget_tokens=16384, window_samples=64, seed=5)
+    summary = run(what).summary
     assert summary.samples_emitted == summary.samples_unique == summary.samples_total == 2000
-    assert summary.real_tokens == int(workload.tokens.sum())
+    assert summary.real_tokens == int(what.workload.tokens.sum())
     assert summary.over_budget_groups == 0
     assert 0 < summary.efficiency <= 1
     assert (summary.batch_size is not None) == (policy in FIXED_SIZE)
@@ -142,9 +131,8 @@ def test_every_policy_covers_every_trace(name: str, policy: str) -> None:
 
 @pytest.mark.parametrize("policy", list(PLANNERS))
 def test_a_baseline_stops_at_its_quota_and_never_idles(policy: str) -> None:
-    workload = build_workload(load_once("gsm8k"), ranks=4, sharding=Sharding.UNEVEN, samples=1000, seed=5)
-    what = Run(workload=workload, policy=policy, budget_tokens=2048, mode=Mode.QUOTA, quota_samples=40)
-    result = run(what)
+    settings = {"policy": policy, "budget_tokens": 2048, "mode": Mode.QUOTA, "quota_samples": 40}
+    result = run(make_run("gsm8k", 4, 1000, draw=5, sharding=Sharding.UNEVEN, **settings))
     assert sum(row.samples for row in result.rows[:-1]) < 40 <= result.summary.samples_emitted
     assert result.summary.idle_steps == 0
     assert result.summary.samples_unique == result.summary.samples_emitted
@@ -153,17 +141,10 @@ def test_a_baseline_stops_at_its_quota_and_never_idles(policy: str) -> None:
 def test_times_of_a_plan_follow_from_costs_and_depth() -> None:
     # One rank, batches of one. Loading takes 2 s, computing 3 s and the collective 1 s, so only the first load shows.
     collective = CollectiveCost(fixed_s=1.0)
-    workload = build([10] * 6, ranks=1)
     loader = LoaderCost(workers=1, sample_s=2.0, per_token_s=0.0, collate_step_s=0.0, collate_per_token_s=0.0)
     gpu = GpuCost(fixed_s=3.0, per_token_s=0.0, per_token2_s=0.0)
-    what = Run(
-        workload=workload,
-        policy="standard",
-        budget_tokens=10,
-        depth_steps=1,
-        costs=Costs(gpu=gpu, loader=loader, collective=collective),
-    )
-    result = run(what)
+    costs = Costs(gpu=gpu, loader=loader, collective=collective)
+    result = run(make_run([10] * 6, 1, policy="standard", budget_tokens=10, depth_steps=1, costs=costs))
     assert [row.start_s for row in result.rows] == [0, 6, 10, 14, 18, 22]
     assert result.summary.sim_time_s == 26
     assert result.summary.data_wait_share == pytest.approx(2 / 26)

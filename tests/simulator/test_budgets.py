@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from odb_sim.cli.main import main
 from odb_sim.inputs.conditions import parse_budget_schedule
-from odb_sim.inputs.lengths import load_lengths
-from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.inputs.workload import Sharding
 from odb_sim.recorded.replay import replay
 from odb_sim.recorded.runs import load_runs
 from odb_sim.studies.runs import Driver, Run, run
@@ -19,17 +18,15 @@ from odb_ref.core.errors import UsageError
 from odb_ref.trace.check import check_traces
 from odb_ref.trace.writing import TraceWriter
 from tests.helpers.commands import get_figures
+from tests.helpers.simulated import make_run
 from tests.simulator.test_view import read_data
 
 SCHEDULE = parse_budget_schedule("0:2000,30:8000,60:3000")
 
 
 def _make(driver: Driver, layout: Layout, sharding: Sharding) -> Run:
-    workload = build_workload(load_lengths("azure_llm_2023_conv"), ranks=3, sharding=sharding, samples=1500, seed=1)
-    return Run(
-        workload=workload, policy="odb", budget_tokens=8000, window_samples=64, driver=driver, layout=layout,
-        sharding=sharding, budget_schedule=SCHEDULE,
-    )  # fmt: skip
+    settings = {"driver": driver, "layout": layout, "sharding": sharding, "budget_schedule": SCHEDULE}
+    return make_run("azure_llm_2023_conv", 3, 1500, draw=1, budget_tokens=8000, window_samples=64, **settings)
 
 
 @pytest.mark.parametrize("sharding", list(Sharding))

@@ -11,20 +11,18 @@ from odb_sim.engine.cautions import About, Caution, summarize_cautions
 from odb_sim.inputs.conditions import BudgetTable, Conditions, Fault, FaultKind
 from odb_sim.inputs.costs import CollectiveCost, Costs, FittedTo
 from odb_sim.inputs.lengths import Lengths
-from odb_sim.inputs.workload import build_workload
-from odb_sim.studies.runs import POLICIES, Driver, Result, Run, run
+from odb_sim.studies.runs import POLICIES, Driver, Result, run
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.types import Mode
 from tests.helpers.commands import get_answer, get_figures
+from tests.helpers.simulated import make_run
 
 TOKENS = np.random.default_rng(1).integers(20, 200, 600)
 
 
 def simulate(**settings: object) -> Result:
-    workload = build_workload(Lengths("test", TOKENS, TOKENS), ranks=4)
-    asked = {"policy": "odb", "budget_tokens": 1000, "window_samples": 128, **settings}
-    return run(Run(workload=workload, **asked))  # type: ignore[arg-type]
+    return run(make_run(TOKENS, 4, **{"budget_tokens": 1000, "window_samples": 128, **settings}))
 
 
 def list_subjects(result: Result) -> list[About]:
@@ -84,9 +82,7 @@ def test_a_window_above_every_shard_is_said(capsys: pytest.CaptureFixture[str]) 
 
 
 def simulate_window(lengths: object, window: int, **settings: object) -> Result:
-    tokens = np.array(lengths)
-    workload = build_workload(Lengths("test", tokens, tokens), ranks=4)
-    return run(Run(workload=workload, policy="odb", budget_tokens=1000, window_samples=window, **settings))  # type: ignore[arg-type]
+    return run(make_run(lengths, 4, budget_tokens=1000, window_samples=window, **settings))  # type: ignore[arg-type]
 
 
 def test_a_window_of_few_batches_is_said_with_one_that_does_better() -> None:
@@ -111,9 +107,8 @@ def test_a_small_window_is_not_blamed_for_what_it_does_not_do() -> None:
         simulate_window(lengths[:480], 32).cautions[0].text.endswith("a window of 120 would make them, which holds 12")
     )
     uses = np.ones((2400, 1), dtype=np.int64)
-    workload = build_workload(Lengths("test", lengths, lengths, uses), ranks=4)
-    what = Run(workload=workload, policy="odb", budget_tokens=1000, window_samples=32, limits=(2,))
-    assert run(what).cautions == ()
+    limited = simulate_window(Lengths("test", lengths, lengths, uses), 32, limits=(2,))
+    assert limited.cautions == ()
 
 
 @pytest.mark.parametrize("policy", ["odb", "standard"])
@@ -163,8 +158,7 @@ def test_waiting_for_ranks_is_told_from_the_collective() -> None:
 @pytest.mark.parametrize("driver", [Driver.ROUNDS, Driver.EVENTS])
 @pytest.mark.parametrize("policy", ["odb", "standard"])
 def test_one_rank_waits_for_no_other(policy: str, driver: Driver) -> None:
-    workload = build_workload(Lengths("test", TOKENS, TOKENS), ranks=1)
-    result = run(Run(workload=workload, policy=policy, budget_tokens=1000, window_samples=128, driver=driver))
+    result = run(make_run(TOKENS, 1, policy=policy, budget_tokens=1000, window_samples=128, driver=driver))
     assert min(row.sync_wait_s for row in result.rows) >= 0
     assert f"{result.summary.trainer_wait_share:.3f}" == "0.000", "and not -0.000"
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from odb_sim.cli.main import main
 from odb_sim.inputs.lengths import Lengths, list_bundled_names, load_lengths
-from odb_sim.inputs.workload import build_workload
 from odb_sim.studies.cells import Runner
 from odb_sim.studies.comparison import choose_budget, choose_window, compare
-from odb_sim.studies.runs import POLICIES, Run
+from odb_sim.studies.runs import POLICIES
 
 from odb_ref.core.types import Mode
 from tests.helpers.commands import get_figures, refuse
+from tests.helpers.simulated import make_run
 
 
 def make(tokens: list[int]) -> Lengths:
@@ -47,8 +47,7 @@ def test_a_baseline_that_loses_samples_is_a_row_that_says_so(
     assert "five: policy peer loses 1 sample of 5" in capsys.readouterr().out
     command = ["sweep", str(lengths), "--ranks", "2", "--token-budget", "20000", "--policy", "odb,peer"]
     assert [item["samples_emitted"] for item in get_figures(command)] == [5, 4]
-    workload = build_workload(make([100, 200, 300]), ranks=2)
-    runs = [Run(workload=workload, policy=policy, budget_tokens=500, window_samples=2) for policy in POLICIES]
+    runs = [make_run([100, 200, 300], 2, policy=policy, budget_tokens=500, window_samples=2) for policy in POLICIES]
     assert {what.policy for what in runs if what.expected_samples != 3} == {"peer"}, "of others it is an error"
 
 
@@ -104,9 +103,8 @@ def test_every_trace_is_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_ratio_of_samples_of_other_lengths_is_given_in_tokens_too() -> None:
     """In quota mode online batches hold back long samples, so those within a quota are shorter."""
-    lengths = load_lengths("mm_mix_real")
-    workload = build_workload(lengths, ranks=8)
-    what = Run(workload=workload, policy="odb", budget_tokens=choose_budget(lengths), window_samples=1024)
+    budget = choose_budget(load_lengths("mm_mix_real"))
+    what = make_run("mm_mix_real", 8, budget_tokens=budget, window_samples=1024)
     quota = replace(what, mode=Mode.QUOTA, quota_samples=1000)
     ((one,), _), ((other,), _) = (compare([run], ["odb", "standard"]) for run in (quota, what))
     odb, standard = one.accumulated
@@ -125,10 +123,7 @@ def test_several_traces_may_be_named_and_a_budget_given() -> None:
 
 
 def test_progress_rises_to_the_end_over_all_runs() -> None:
-    runs = [
-        Run(workload=build_workload(load_lengths(name), ranks=2, samples=100), policy="odb", budget_tokens=4096)
-        for name in ("gsm8k", "mm_mix_real")
-    ]
+    runs = [make_run(name, 2, 100, budget_tokens=4096) for name in ("gsm8k", "mm_mix_real")]
     heard: list[int] = []
     compare(runs, ["odb", "standard"], Runner(on_done=heard.append))
     assert heard == sorted(heard)

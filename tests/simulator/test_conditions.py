@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +17,7 @@ from odb_sim.engine.metrics import Summary
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.conditions import Conditions, Fault, FaultKind
 from odb_sim.inputs.costs import CollectiveCost, Costs, GpuCost, LoaderCost, NetworkCost, PricedTransport
-from odb_sim.inputs.lengths import load_lengths
-from odb_sim.inputs.workload import Workload, build_workload
+from odb_sim.inputs.workload import Workload
 from odb_sim.studies.runs import Run, run
 
 from odb_ref.core.batching.layouts import Layout
@@ -29,10 +27,10 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.events import ConsumerStopped, Event, StepTaken
 from tests.helpers.commands import get_figures, refuse
 from tests.helpers.effort import few
+from tests.helpers.simulated import make_run
 from tests.simulator.test_rounds import draw_run
 
 Batches = dict[int, list[tuple[int, ...]]]
-load_once = cache(load_lengths)
 
 
 def simulate(what: Run) -> tuple[Summary, Batches, dict[int, int]]:
@@ -174,13 +172,12 @@ def test_a_rank_that_hears_the_last_answer_before_the_deadline_has_lost_its_peer
 
 def test_an_answer_that_comes_after_the_deadline_is_not_heard() -> None:
     """By then the rank has been told that a peer is gone, and has ended."""
-    workload = build_workload(load_once("gsm8k"), ranks=2, samples=8)
     late = Costs(network=NetworkCost(alpha_s=10.0, transport=PricedTransport.REDUCE))
     outcomes = set()
     for seed in range(40):
         faults = (Fault(FaultKind.KILL, 0, 1),)
-        what = Run(workload=workload, policy="odb", budget_tokens=1, window_samples=1, depth_steps=1, seed=seed)
-        what = replace(what, costs=late, conditions=Conditions(jitter=1.5, faults=faults))
+        settings = {"costs": late, "conditions": Conditions(jitter=1.5, faults=faults), "seed": seed}
+        what = make_run("gsm8k", 2, 8, budget_tokens=1, window_samples=1, depth_steps=1, **settings)
         outcomes.add(run(what).summary.outcome)
     assert outcomes == {OutcomeKind.LOST}
 
@@ -189,9 +186,10 @@ def test_an_answer_that_comes_after_the_deadline_is_not_heard() -> None:
 @pytest.mark.parametrize("each_step", [False, True])
 def test_an_update_that_a_failure_cuts_short_does_not_end(each_step: bool, slowness: float) -> None:
     """The ranks do not meet in a collective, however late they learn of the failure."""
-    what = Run(
-        workload=build_workload(load_once("gsm8k"), ranks=2, samples=1000),
-        policy="odb",
+    what = make_run(
+        "gsm8k",
+        2,
+        1000,
         budget_tokens=2048,
         window_samples=32,
         global_batch=GlobalBatch(tokens=300_000),
@@ -227,12 +225,12 @@ def test_each_fault_is_named_on_every_rank_and_passes_the_check(fault: str, tmp_
 
 
 def test_a_slow_rank_slows_every_step_and_a_slow_loader_starves_the_trainers() -> None:
-    workload = build_workload(load_once("gsm8k"), ranks=4, samples=1000)
     for policy in ("odb", "standard"):
-        base = run(Run(workload=workload, policy=policy, budget_tokens=2048, window_samples=64)).summary
-        slow, starved = (
-            run(Run(workload=workload, policy=policy, budget_tokens=2048, window_samples=64, conditions=one)).summary
-            for one in (Conditions(slow_ranks=((2, 3.0),)), Conditions(slow_loaders=((2, 1000.0),)))
+        base, slow, starved = (
+            run(
+                make_run("gsm8k", 4, 1000, policy=policy, budget_tokens=2048, window_samples=64, conditions=one)
+            ).summary
+            for one in (Conditions(), Conditions(slow_ranks=((2, 3.0),)), Conditions(slow_loaders=((2, 1000.0),)))
         )
         assert 2 < slow.sim_time_s / base.sim_time_s < 3
         assert slow.trainer_wait_share > base.trainer_wait_share + 0.2
@@ -242,11 +240,9 @@ def test_a_slow_rank_slows_every_step_and_a_slow_loader_starves_the_trainers() -
 
 @pytest.mark.parametrize("policy", ["odb", "standard"])
 def test_jitter_is_a_function_of_the_seed(policy: str) -> None:
-    workload = build_workload(load_once("gsm8k"), ranks=4, samples=400)
+    base = make_run("gsm8k", 4, 400, policy=policy, budget_tokens=2048)
     times = [
-        run(
-            Run(workload=workload, policy=policy, budget_tokens=2048, seed=seed, conditions=Conditions(jitter=jitter))
-        ).summary.sim_time_s
+        run(replace(base, seed=seed, conditions=Conditions(jitter=jitter))).summary.sim_time_s
         for seed, jitter in ((1, 0.2), (1, 0.2), (2, 0.2), (1, 0.0))
     ]
     assert times[0] == times[1]
@@ -270,10 +266,9 @@ def test_nonsense_is_refused_on_one_line(option: str, value: str, capfd: pytest.
 
 
 def test_a_baseline_cannot_be_told_of_a_fault() -> None:
-    workload = build_workload(load_once("gsm8k"), ranks=2, samples=10)
     fault = Conditions(faults=(Fault(FaultKind.STOP, 0, 1),))
     with pytest.raises(UsageError, match="does not run the protocol"):
-        Run(workload=workload, policy="gmt", budget_tokens=100, conditions=fault)
+        make_run("gsm8k", 2, 10, policy="gmt", budget_tokens=100, conditions=fault)
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
@@ -283,15 +278,8 @@ def test_an_epoch_whose_loaders_are_done_is_not_complete_when_a_rank_leaves(
     kind: FaultKind, layout: str, global_batch: int | None
 ) -> None:
     """The loaders have nothing left to do and end in order. The trainers wait for the rank that is gone."""
-    workload = build_workload(load_once("gsm8k"), ranks=4, samples=6000)
-    what = Run(
-        workload=workload,
-        policy="odb",
-        budget_tokens=8192,
-        window_samples=1024,
-        layout=Layout(layout),
-        global_batch=GlobalBatch(samples=global_batch),
-    )
+    settings = {"layout": Layout(layout), "global_batch": GlobalBatch(samples=global_batch)}
+    what = make_run("gsm8k", 4, 6000, budget_tokens=8192, window_samples=1024, **settings)
     whole = run(what).summary
     for at in (0, 2, whole.steps - 1, whole.steps):
         fault = Fault(kind, 1, at)

@@ -6,17 +6,16 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 from odb_sim.inputs.costs import LARGEST_S
-from odb_sim.inputs.lengths import Lengths, load_lengths
-from odb_sim.inputs.workload import build_workload
-from odb_sim.studies.runs import Driver, Run, run
+from odb_sim.inputs.lengths import load_lengths
+from odb_sim.studies.runs import Driver, run
 
 from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.offer import WIRE_SIZE
 from tests.helpers.commands import get_figures, refuse
+from tests.helpers.simulated import make_run
 
 SIMULATE = ["simulate", "gsm8k", "--ranks", "2", "--samples", "200", "--token-budget", "4096"]
 
@@ -70,22 +69,14 @@ def test_host_memory_is_not_negative(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("driver", [Driver.ROUNDS, Driver.EVENTS])
 def test_squares_of_long_rows_do_not_wrap(policy: str, layout: Layout, driver: Driver) -> None:
-    tokens = np.full(40, 2**31 - 1)
-    workload = build_workload(Lengths("long", tokens, tokens), ranks=2)
-    what = Run(
-        workload=workload, policy=policy, budget_tokens=10 * 2**31, window_samples=20, layout=layout, driver=driver
-    )
-    result = run(what)
-    assert sum(row.compute_s for row in result.rows) == pytest.approx(40 * float(tokens[0]) ** 2 * 2e-9, rel=0.01)
+    settings = {"policy": policy, "layout": layout, "driver": driver}
+    result = run(make_run([2**31 - 1] * 40, 2, budget_tokens=10 * 2**31, window_samples=20, **settings))
+    assert sum(row.compute_s for row in result.rows) == pytest.approx(40 * (2.0**31 - 1) ** 2 * 2e-9, rel=0.01)
 
 
 def test_costs_that_64_bits_do_not_hold_go_to_the_events() -> None:
-    tokens = np.full(40, 2**31 - 1)
-    workload = build_workload(Lengths("long", tokens, tokens), ranks=2)
-    what = Run(
-        workload=workload, policy="odb", budget_tokens=10 * 2**31, window_samples=20, cost=get_cost("attention/1")
-    )
-    assert run(what).summary.driver == "events"
+    settings = {"budget_tokens": 10 * 2**31, "window_samples": 20, "cost": get_cost("attention/1")}
+    assert run(make_run([2**31 - 1] * 40, 2, **settings)).summary.driver == "events"
 
 
 def test_the_glossary_says_how_long_an_offer_is() -> None:

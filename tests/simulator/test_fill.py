@@ -9,14 +9,15 @@ import pytest
 from odb_sim.engine.fill import MOST_CELLS, MOST_LENGTHS, MOST_RANKS, Fill, FillMap, choose_ranks, choose_steps
 from odb_sim.engine.metrics import Summary
 from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
-from odb_sim.inputs.lengths import load_lengths
-from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.inputs.workload import Sharding
 from odb_sim.studies.runs import Driver, Run, run
+
+from tests.helpers.simulated import make_run
 
 
 def build_run(policy: str, *, ranks: int = 6, samples: int = 900, sharding: Sharding = Sharding.UNEVEN) -> Run:
-    workload = build_workload(load_lengths("mm_mix_real"), ranks=ranks, samples=samples, sharding=sharding)
-    return Run(workload=workload, policy=policy, budget_tokens=6000, window_samples=64, sharding=sharding)
+    settings = {"policy": policy, "budget_tokens": 6000, "window_samples": 64, "sharding": sharding}
+    return make_run("mm_mix_real", ranks, samples, **settings)
 
 
 def draw(what: Run) -> tuple[FillMap, Summary]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from odb_sim.inputs.lengths import list_bundled_names, load_lengths
-from odb_sim.inputs.workload import build_workload
-from odb_sim.studies.runs import Run, run
+from odb_sim.studies.runs import run
 
 from odb_ref.core.batching.grouping import compute_rows
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.types import Sample
+from tests.helpers.simulated import make_run
 
 BUDGET_TOKENS = 12_288
 
@@ -29,9 +29,8 @@ def test_packed_windows_make_nearly_the_fewest_groups(name: str, window: int) ->
 
 @pytest.mark.parametrize("name", ["mm_mix_real", "azure_llm_2023_code"])
 def test_packed_steps_are_fuller_and_hold_no_padding(name: str) -> None:
-    workload = build_workload(load_lengths(name), ranks=8, samples=8000, seed=3)
     padded, packed = (
-        run(Run(workload=workload, policy="odb", budget_tokens=BUDGET_TOKENS, layout=layout)).summary
+        run(make_run(name, 8, 8000, draw=3, budget_tokens=BUDGET_TOKENS, layout=layout)).summary
         for layout in (Layout.PADDED, Layout.PACKED)
     )
     assert (padded.layout, packed.layout) == ("padded", "packed")
@@ -43,9 +42,8 @@ def test_packed_steps_are_fuller_and_hold_no_padding(name: str) -> None:
 
 
 def test_a_baseline_says_its_own_layout() -> None:
-    workload = build_workload(load_lengths("gsm8k"), ranks=2, samples=500)
     runs = {
-        policy: run(Run(workload=workload, policy=policy, budget_tokens=2000, layout=Layout.PACKED)).summary.layout
+        policy: run(make_run("gsm8k", 2, 500, policy=policy, budget_tokens=2000, layout=Layout.PACKED)).summary.layout
         for policy in ("standard", "packing", "paper")
     }
     assert runs == {"standard": "padded", "packing": "packed", "paper": "packed"}

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from odb_sim.engine.metrics import compute_autocorrelation, sum_moves
-from odb_sim.inputs.lengths import load_lengths
-from odb_sim.inputs.workload import build_workload
-from odb_sim.studies.runs import Run, run
+from odb_sim.studies.runs import run
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
+from tests.helpers.simulated import make_run
 
 
 @given(st.permutations(range(12)), st.lists(st.integers(1, 4), min_size=12, max_size=12))
@@ -36,9 +35,8 @@ def test_autocorrelation(values: list[float], expected: float) -> None:
 
 
 def _run(order: StepOrder, layout: Layout = Layout.PADDED, policy: str = "odb") -> tuple[float, float]:
-    workload = build_workload(load_lengths("azure_llm_2023_conv"), ranks=2, samples=6000)
-    what = Run(workload=workload, policy=policy, budget_tokens=12_288, order=order, layout=layout)
-    summary = run(what).summary
+    settings = {"policy": policy, "budget_tokens": 12_288, "order": order, "layout": layout}
+    summary = run(make_run("azure_llm_2023_conv", 2, 6000, **settings)).summary
     assert summary.order == ("planned" if policy == "standard" else order)
     return summary.length_autocorrelation, summary.displacement_samples
 

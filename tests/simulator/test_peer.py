@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from odb_sim.baselines.peer import align, form_groups, plan_peer
-from odb_sim.inputs.lengths import Lengths
-from odb_sim.inputs.workload import Sharding, Workload, build_workload
-from odb_sim.studies.runs import Run, run
+from odb_sim.inputs.workload import Sharding, Workload
+from odb_sim.studies.runs import run
 
 from tests.helpers.effort import few
+from tests.helpers.simulated import make_run
 
 BUDGET_TOKENS = 8192
 WINDOW_SAMPLES = 64
@@ -72,10 +73,7 @@ def test_the_real_peer_makes_the_same_batches_on_even_shards(sizes: list[int]) -
 def cases(draw: st.DrawFn) -> tuple[Workload, int, int]:
     tokens = draw(st.lists(st.integers(1, 60), min_size=1, max_size=80))
     ranks = draw(st.integers(1, min(6, len(tokens))))
-    lengths = np.array(tokens)
-    workload = build_workload(
-        Lengths("test", lengths, lengths), ranks=ranks, sharding=draw(st.sampled_from(list(Sharding)))
-    )
+    workload = make_run(tokens, ranks, sharding=draw(st.sampled_from(list(Sharding))), budget_tokens=1).workload
     return workload, draw(st.integers(1, 130)), draw(st.integers(1, 40))
 
 
@@ -115,11 +113,10 @@ def test_what_is_left_over_without_a_new_sample_is_lost() -> None:
 
 
 def test_a_run_of_the_peer_has_its_figures() -> None:
-    lengths = np.array([100, 200, 300, 400] * 50)
-    workload = build_workload(Lengths("test", lengths, lengths), ranks=2)
-    summary = run(Run(workload=workload, policy="peer", budget_tokens=2000, window_samples=32)).summary
+    what = make_run([100, 200, 300, 400] * 50, 2, policy="peer", budget_tokens=2000, window_samples=32)
+    summary = run(what).summary
     assert summary.samples_unique == summary.samples_total == 200
     assert summary.rounds == 0
     assert summary.batch_size is None
-    wider = run(Run(workload=workload, policy="peer", budget_tokens=2000, window_samples=100)).summary
+    wider = run(replace(what, window_samples=100)).summary
     assert wider.steps != summary.steps

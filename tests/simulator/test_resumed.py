@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
 from odb_ref.trace.format import TraceError
 from odb_ref.trace.writing import TraceWriter
+from tests.helpers.tamper import Tampered
 from tests.helpers.world import AnyOrder
 from tests.trace.test_resumed import CONFIGS, find_carrying, write_rest
 
@@ -58,30 +58,21 @@ def test_the_simulator_records_the_rest_as_it_was_recorded(tmp_path: Path) -> No
 
 def test_a_rest_that_decides_otherwise_is_a_difference(tmp_path: Path) -> None:
     paths = find_carrying(tmp_path, Prompt)
-    lines = [json.loads(line) for line in paths[0].read_text().splitlines()]
-    step = next(
-        step
-        for line in lines[1:]
-        for effect in line["effects"]
-        if effect["kind"] == "collate"
-        for step in effect["steps"]
-        if len(step["positions"]) > 1
-    )
-    step["positions"].reverse()
-    paths[0].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trace = Tampered(paths[0])
+    collated = [step["positions"] for effect in trace.effects("collate") for step in effect["steps"]]
+    next(positions for positions in collated if len(positions) > 1).reverse()
+    trace.write(paths[0])
     (recorded,) = load_runs(paths)
     assert "rank 0: positions" in replay(recorded).difference
 
 
 def test_a_start_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     def load(change: dict[str, Any] | None, *, is_late: bool = False) -> None:
-        lines = [json.loads(line) for line in find_carrying(tmp_path, Prompt)[0].read_text().splitlines()]
-        if change is not None:
-            lines[1]["event"]["start"].update(change)
+        trace = Tampered(find_carrying(tmp_path, Prompt)[0])
+        trace.records[0]["event"]["start"].update(change or {})
         if is_late:
-            lines.insert(2, lines[1])
-        (tmp_path / "bad.ndjson").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        load_runs([tmp_path / "bad.ndjson"])
+            trace.records.insert(1, trace.records[0])
+        load_runs([trace.write(tmp_path / "bad.ndjson")])
 
     with pytest.raises(TraceError, match=r"bad\.ndjson.*resumed after 1\d+ samples"):
         load({"read_samples": 10**12})

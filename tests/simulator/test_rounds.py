@@ -22,7 +22,7 @@ from odb_sim.inputs.costs import (
     StepTable,
 )
 from odb_sim.inputs.lengths import list_bundled_names, load_lengths
-from odb_sim.inputs.workload import Sharding, Workload, build_workload
+from odb_sim.inputs.workload import Sharding, Workload
 from odb_sim.studies.runs import Driver, Result, Run, run
 
 from odb_ref.core.batching.cost import get_cost
@@ -37,6 +37,7 @@ from odb_ref.core.resume import Resumed, RoundStart, compute_round_start
 from odb_ref.core.types import Mode
 from tests.helpers.commands import get_figures
 from tests.helpers.effort import few
+from tests.helpers.simulated import make_run
 
 EXACT = {name for name, kind in StepRow.__annotations__.items() if kind == "int"}
 
@@ -185,15 +186,13 @@ def test_rounds_give_what_events_give_where_things_cost_nothing(what: Run, is_tr
 @pytest.mark.parametrize("sharding", list(Sharding))
 @pytest.mark.parametrize("policy", ["odb", "paper"])
 def test_every_trace_gives_the_same_either_way(name: str, sharding: Sharding, policy: str) -> None:
-    lengths = load_lengths(name)
-    workload = build_workload(lengths, ranks=6, samples=1500, sharding=sharding, seed=4)
-    run_both(Run(workload=workload, policy=policy, budget_tokens=2 * int(lengths.tokens.max()), window_samples=64))
+    settings = {"sharding": sharding, "policy": policy, "budget_tokens": 2 * int(load_lengths(name).tokens.max())}
+    run_both(make_run(name, 6, 1500, draw=4, window_samples=64, **settings))
 
 
 def test_blocks_of_ranks_give_what_one_block_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = build_workload(load_lengths("mm_mix_real"), ranks=9, samples=2000, sharding=Sharding.UNEVEN)
-    what = Run(workload=workload, policy="paper", budget_tokens=9000, window_samples=32, max_age_rounds=1)
-    whole = run(what)
+    settings = {"policy": "paper", "budget_tokens": 9000, "window_samples": 32, "max_age_rounds": 1}
+    whole = run(what := make_run("mm_mix_real", 9, 2000, sharding=Sharding.UNEVEN, **settings))
     monkeypatch.setattr(
         rounds.simulate_rounds, "__kwdefaults__", {**rounds.simulate_rounds.__kwdefaults__, "block_samples": 70}
     )
@@ -252,8 +251,7 @@ def test_a_source_has_ended_when_a_read_has_found_its_end() -> None:
 
 
 def test_the_driver_is_chosen_and_can_be_forced() -> None:
-    workload = build_workload(load_lengths("gsm8k"), ranks=2, samples=200)
-    what = Run(workload=workload, policy="odb", budget_tokens=2000, window_samples=32)
+    what = make_run("gsm8k", 2, 200, budget_tokens=2000, window_samples=32)
     assert run(what).summary.driver == "rounds"
     assert run(what, observer=lambda *_: None).summary.driver == "events"
     assert run(replace(what, driver=Driver.EVENTS)).summary.driver == "events"
@@ -279,25 +277,16 @@ class WildRule:
 
 @pytest.mark.parametrize("driver", [Driver.ROUNDS, Driver.EVENTS])
 def test_a_rule_that_leaves_its_bounds_is_an_error_either_way(driver: Driver) -> None:
-    workload = build_workload(load_lengths("gsm8k"), ranks=2, samples=200)
-    what = Run(
-        workload=workload,
-        policy="odb",
-        rule=WildRule(),
-        budget_tokens=2000,
-        window_samples=8,
-        ramp_rounds=0,
-        driver=driver,
-    )
+    settings = {"rule": WildRule(), "budget_tokens": 2000, "window_samples": 8, "ramp_rounds": 0, "driver": driver}
+    what = make_run("gsm8k", 2, 200, **settings)
     with pytest.raises(RuleError, match=r"^RULE-BOUNDS: rule 'wild' returned 9, outside 1\.\.8") as caught:
         run(what)
     assert caught.value.invariant == "RULE-BOUNDS"
 
 
 def test_progress_ends_at_all_samples() -> None:
-    workload = build_workload(load_lengths("gsm8k"), ranks=2, samples=200)
     heard: list[int] = []
-    run(Run(workload=workload, policy="odb", budget_tokens=2000, window_samples=32), on_progress=heard.append)
+    run(make_run("gsm8k", 2, 200, budget_tokens=2000, window_samples=32), on_progress=heard.append)
     assert heard == sorted(heard)
     assert heard[-1] == 200
 

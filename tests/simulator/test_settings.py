@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from odb_sim.engine.cautions import About
 from odb_sim.inputs.conditions import BudgetTable, Conditions, Fault, FaultKind
 from odb_sim.inputs.costs import Costs, NetworkCost
-from odb_sim.inputs.lengths import load_lengths
-from odb_sim.inputs.workload import build_workload
 from odb_sim.studies import settings
 from odb_sim.studies.runs import Run, run
 from odb_sim.studies.settings import COSTLY, list_costly
+
+from tests.helpers.simulated import make_run
 
 FIELDS = {
     "--window": "window_samples",
@@ -25,9 +26,8 @@ FAR = Costs(network=NetworkCost(alpha_s=0.3))
 """Ranks so far apart that a round waits for its exchange, unless something is queued meanwhile."""
 
 
-def build(trace: str, budget: int, ranks: int = 8, **given: object) -> Run:
-    workload = build_workload(load_lengths(trace), ranks=ranks)
-    return Run(workload=workload, policy="odb", budget_tokens=budget, **given)  # type: ignore[arg-type]
+def build(trace: str, budget: int, **given: Any) -> Run:
+    return make_run(trace, 8, budget_tokens=budget, **given)
 
 
 def ask(what: Run) -> dict[str, tuple[int, float]]:
@@ -80,8 +80,7 @@ def test_good_settings_are_let_be() -> None:
 
 
 def test_nothing_is_said_where_a_setting_has_no_say() -> None:
-    update = build("gsm8k", 4096, update_samples=256, window_samples=8)
-    assert ask(replace(update, workload=build_workload(load_lengths("gsm8k"), ranks=8, samples=2000))) == {}
+    assert ask(build("gsm8k", 4096, samples=2000, update_samples=256, window_samples=8)) == {}
     what = build("gsm8k", 4096, window_samples=8)
     for other in (
         replace(what, policy="standard"),
@@ -94,8 +93,7 @@ def test_nothing_is_said_where_a_setting_has_no_say() -> None:
 
 def test_an_epoch_too_long_to_be_tried_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "LARGEST_TRIED", 1999)
-    workload = build_workload(load_lengths("gsm8k"), ranks=8, samples=2000)
-    what = replace(build("gsm8k", 4096, window_samples=8), workload=workload)
+    what = build("gsm8k", 4096, samples=2000, window_samples=8)
     (caution,) = list_costly(what, run(what).summary)
     assert caution.about is About.UNTRIED
     monkeypatch.setattr(settings, "LARGEST_TRIED", 2000)

@@ -10,32 +10,23 @@ from odb_sim.cli.main import main
 from odb_sim.engine.loading import CHUNK_SAMPLES, OrderReader
 from odb_sim.inputs.costs import LoaderCost
 from odb_sim.inputs.lengths import load_lengths
-from odb_sim.inputs.workload import Sharding, build_workload
-from odb_sim.studies.runs import Driver, Run, run
+from odb_sim.inputs.workload import Sharding
+from odb_sim.studies.runs import Driver, run
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.helpers.commands import get_figures
+from tests.helpers.simulated import make_run
 
 COMMON = ["--token-budget", "8192", "--samples", "900", "--shards", "shared", "--layout", "packed"]
 
 
-def simulate(name: str, sharding: Sharding, *, ranks: int, window: int, layout: Layout = Layout.PACKED) -> float:
-    lengths = load_lengths(name)
-    workload = build_workload(lengths, ranks=ranks, sharding=sharding, samples=10 * ranks * window, seed=1)
-    budget = max(12_288, int(lengths.tokens.max()))
-    what = Run(
-        workload=workload,
-        policy="odb",
-        budget_tokens=budget,
-        window_samples=window,
-        layout=layout,
-        sharding=sharding,
-        driver=Driver.ROUNDS,
-    )
-    return run(what).summary.efficiency
+def simulate(name: str, sharding: Sharding, *, ranks: int, window: int) -> float:
+    budget = max(12_288, int(load_lengths(name).tokens.max()))
+    settings = {"budget_tokens": budget, "window_samples": window, "sharding": sharding, "driver": Driver.ROUNDS}
+    return run(make_run(name, ranks, 10 * ranks * window, draw=1, layout=Layout.PACKED, **settings)).summary.efficiency
 
 
 @pytest.mark.slow
@@ -81,12 +72,5 @@ def test_nothing_is_read_before_it_is_drawn() -> None:
 
 
 def test_a_saved_epoch_of_shared_shards_is_not_simulated() -> None:
-    workload = build_workload(load_lengths("gsm8k"), ranks=2, sharding=Sharding.SHARED, samples=100)
     with pytest.raises(UsageError, match="only from its beginning"):
-        Run(
-            workload=workload,
-            policy="odb",
-            budget_tokens=900,
-            sharding=Sharding.SHARED,
-            starts=(RoundStart(round=1),) * 2,
-        )
+        make_run("gsm8k", 2, 100, budget_tokens=900, sharding=Sharding.SHARED, starts=(RoundStart(round=1),) * 2)

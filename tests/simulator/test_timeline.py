@@ -12,11 +12,10 @@ import pytest
 from odb_sim.engine.timeline import Timeline, choose_fault_begin
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.conditions import Conditions, parse_fault
-from odb_sim.inputs.lengths import load_lengths
-from odb_sim.inputs.workload import build_workload
-from odb_sim.studies.runs import Run, run
+from odb_sim.studies.runs import run
 
 from tests.helpers.commands import get_figures
+from tests.helpers.simulated import make_run
 
 
 @pytest.mark.parametrize("policy", ["odb", "standard"])
@@ -62,8 +61,7 @@ def test_spans_add_up_and_do_not_overlap(policy: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("goal", [None, 60])
 def test_what_the_others_wait_for_after_a_fault_is_drawn_to_the_end(fault: str, goal: int | None) -> None:
     conditions = Conditions(faults=(parse_fault(fault),), deadline_s=5.0)
-    workload = build_workload(load_lengths("gsm8k"), ranks=4, samples=600)
-    what = Run(workload=workload, policy="odb", budget_tokens=1024, window_samples=32, conditions=conditions)
+    what = make_run("gsm8k", 4, 600, budget_tokens=1024, window_samples=32, conditions=conditions)
     timeline = Timeline()
     summary = run(replace(what, global_batch=GlobalBatch(samples=goal)), timeline=timeline).summary
     assert summary.outcome != "complete"
@@ -85,9 +83,7 @@ def test_what_the_others_wait_for_after_a_fault_is_drawn_to_the_end(fault: str, 
 def test_a_fault_is_shown_with_the_steps_before_it(driven: tuple[float, int]) -> None:
     """Steps that were released before it may all begin after it."""
     fault_s, steps = driven
-    row = run(
-        Run(workload=build_workload(load_lengths("gsm8k"), ranks=1, samples=8), policy="odb", budget_tokens=9)
-    ).rows[0]
+    row = run(make_run("gsm8k", 1, 8, budget_tokens=9)).rows[0]
     rows = [replace(row, start_s=float(number), end_s=number + 1.0) for number in range(steps)]
     begin_s = choose_fault_begin(rows, fault_s)
     assert begin_s <= fault_s

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 
-import numpy as np
 import pytest
 import simpy
 from hypothesis import given, settings
@@ -13,8 +12,7 @@ from hypothesis import strategies as st
 from odb_sim.engine.rank import Rank
 from odb_sim.engine.world import SimulatedWorld
 from odb_sim.inputs.costs import CollectiveCost, Costs, GpuCost, LoaderCost, NetworkCost
-from odb_sim.inputs.lengths import Lengths
-from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.inputs.workload import Sharding
 from odb_sim.studies.runs import Run
 
 from odb_ref.core.effects import Effect
@@ -22,6 +20,7 @@ from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import Event, StepTaken
 from odb_ref.core.types import Mode
 from tests.helpers.effort import few
+from tests.helpers.simulated import make_run
 
 History = dict[int, list[tuple[Event | None, tuple[Effect, ...], float]]]
 
@@ -89,15 +88,13 @@ def record(what: Run, *, is_each: bool) -> History:
 
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
-    tokens = np.array(draw(st.lists(st.integers(1, 40), min_size=1, max_size=80)))
+    tokens = draw(st.lists(st.integers(1, 40), min_size=1, max_size=80))
     # Odd numbers, so that no two things happen at the same time by accident.
     scale = draw(st.sampled_from([0.0137, 0.731, 11.93]))
-    return Run(
-        workload=build_workload(
-            Lengths("test", tokens, tokens),
-            ranks=draw(st.integers(1, min(6, len(tokens)))),
-            sharding=draw(st.sampled_from(list(Sharding))),
-        ),
+    return make_run(
+        tokens,
+        draw(st.integers(1, min(6, len(tokens)))),
+        sharding=draw(st.sampled_from(list(Sharding))),
         policy=draw(st.sampled_from(["odb", "paper"])),
         budget_tokens=draw(st.integers(10, 150)),
         window_samples=draw(st.integers(1, 16)),
@@ -123,9 +120,7 @@ def test_one_process_for_all_trainers_is_exact(what: Run) -> None:
 
 
 def build_world() -> SimulatedWorld:
-    tokens = np.arange(1, 41)
-    workload = build_workload(Lengths("test", tokens, tokens), ranks=2)
-    what = Run(workload=workload, policy="odb", budget_tokens=80, window_samples=8)
+    what = make_run(range(1, 41), 2, budget_tokens=80, window_samples=8)
     return SimulatedWorld(what, what.build_config())
 
 

@@ -6,22 +6,19 @@ from pathlib import Path
 
 import pytest
 from odb_sim.cli.main import main
-from odb_sim.inputs.lengths import load_lengths
-from odb_sim.inputs.workload import Sharding, build_workload
-from odb_sim.studies.runs import Driver, Result, Run, run
+from odb_sim.inputs.workload import Sharding
+from odb_sim.studies.runs import Driver, Result, run
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.check.job import check_traces
 from tests.helpers.commands import get_figures, refuse, tell
-
-SAMPLES = 600
+from tests.helpers.simulated import make_run
 
 
 def simulate(ranks: int = 4, sharding: Sharding = Sharding.EVEN, **settings: object) -> Result:
-    workload = build_workload(load_lengths("gsm8k"), ranks=ranks, sharding=sharding, samples=SAMPLES)
     given: dict[str, object] = {"budget_tokens": 4000, "update_samples": 128} | settings
-    return run(Run(workload=workload, policy="odb", sharding=sharding, **given))  # type: ignore[arg-type]
+    return run(make_run("gsm8k", ranks, 600, sharding=sharding, **given))
 
 
 @pytest.mark.parametrize("sharding", [Sharding.EVEN, Sharding.SHARED])

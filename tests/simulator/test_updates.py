@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,6 @@ from odb_sim.cli.main import main
 from odb_sim.engine.loading import Workers
 from odb_sim.engine.updates import EVERY_STEP, Accumulation, GlobalBatch
 from odb_sim.inputs.costs import CollectiveCost, Costs, GpuCost, LoaderCost
-from odb_sim.inputs.lengths import load_lengths
-from odb_sim.inputs.workload import build_workload
 from odb_sim.studies.comparison import compare
 from odb_sim.studies.runs import POLICIES, Driver, Run, run
 
@@ -26,14 +23,13 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.trace.reading import read_trace
 from tests.helpers.commands import get_answer, refuse, tell
 from tests.helpers.effort import few
+from tests.helpers.simulated import make_run
 from tests.simulator.test_rounds import draw_run
-
-load_once = cache(load_lengths)
 
 
 def build(policy: str, *, ranks: int = 4, samples: int = 1000, **more: object) -> Run:
-    workload = build_workload(load_once("mm_mix_real"), ranks=ranks, samples=samples)
-    return replace(Run(workload=workload, policy=policy, budget_tokens=11_600, window_samples=128), **more)
+    settings = {"policy": policy, "budget_tokens": 11_600, "window_samples": 128, **more}
+    return make_run("mm_mix_real", ranks, samples, **settings)
 
 
 @pytest.mark.parametrize("options", [["--global-batch", "12"], []])

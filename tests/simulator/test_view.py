@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 from odb_sim.cli.main import main
-from odb_sim.inputs.lengths import load_lengths
-from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.inputs.workload import Sharding
 from odb_sim.recorded.runs import load_runs
 from odb_sim.recorded.story import read_story
 from odb_sim.reports import lens
-from odb_sim.studies.runs import Run, run
+from odb_sim.studies.runs import run
 
 from odb_ref.core.batching.cost import Cost
 from odb_ref.core.batching.layouts import Layout
@@ -28,15 +27,10 @@ from odb_ref.core.types import Mode
 from odb_ref.trace.check import check_traces
 from tests.helpers.browser import Tab
 from tests.helpers.commands import refuse
+from tests.helpers.simulated import make_run
 
-BASE = Run(
-    workload=build_workload(load_lengths("gsm8k"), ranks=4, samples=600, sharding=Sharding.UNEVEN),
-    policy="odb",
-    budget_tokens=2048,
-    window_samples=48,
-    sharding=Sharding.UNEVEN,
-)
-EVEN = build_workload(load_lengths("mm_mix_real"), ranks=3, samples=400)
+BASE = make_run("gsm8k", 4, 600, budget_tokens=2048, window_samples=48, sharding=Sharding.UNEVEN)
+EVEN = make_run("mm_mix_real", 3, 400, budget_tokens=2048, window_samples=48)
 
 
 @dataclass(frozen=True)
@@ -49,9 +43,9 @@ RUNS = {
     "paper": replace(BASE, policy="paper"),
     "packed": replace(BASE, layout=Layout.PACKED),
     "sampler": replace(BASE, order=StepOrder.SAMPLER),
-    "quota": replace(BASE, mode=Mode.QUOTA, quota_samples=300, workload=EVEN, sharding=Sharding.EVEN),
-    "shared": replace(BASE, workload=EVEN, sharding=Sharding.SHARED),
-    "updates": replace(BASE, workload=EVEN, sharding=Sharding.EVEN, update_samples=60),
+    "quota": replace(EVEN, mode=Mode.QUOTA, quota_samples=300),
+    "shared": replace(EVEN, sharding=Sharding.SHARED),
+    "updates": replace(EVEN, update_samples=60),
 }
 FAULTS = ("kill:1:3", "stop:1:3", "read:1:100", "collate:1:2")
 
@@ -213,8 +207,7 @@ def test_of_many_ranks_and_rounds_some_are_played_and_the_page_says_which(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = tmp_path / "many.ndjson"
-    workload = build_workload(load_lengths("gsm8k"), ranks=40, samples=2400, sharding=Sharding.UNEVEN)
-    what = replace(BASE, workload=workload, budget_tokens=1024, window_samples=16)
+    what = make_run("gsm8k", 40, 2400, budget_tokens=1024, window_samples=16, sharding=Sharding.UNEVEN)
     with what.open_trace(trace) as writer:
         run(what, observer=writer.record)
     monkeypatch.setattr(lens, "MOST_SAMPLES", 400)

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 from odb_sim.inputs.lengths import Lengths
-from odb_sim.inputs.workload import Sharding, build_workload
-from odb_sim.studies.runs import Run, run
+from odb_sim.inputs.workload import Sharding
+from odb_sim.studies.runs import run
 
 from odb_ref.trace.writing import TraceWriter
+from tests.helpers.simulated import make_run
 
 
 def make_lengths(samples: int = 400, seed: int = 3) -> Lengths:
@@ -28,11 +29,8 @@ def record(
     **settings: Any,
 ) -> Path:
     """Writes the trace of a run with these settings."""
-    what = Run(
-        workload=build_workload(lengths or make_lengths(samples), ranks=ranks, sharding=sharding),
-        sharding=sharding,
-        **({"policy": "odb", "budget_tokens": 2048, "window_samples": 32} | settings),
-    )
+    defaults = {"budget_tokens": 2048, "window_samples": 32}
+    what = make_run(lengths or make_lengths(samples), ranks, sharding=sharding, **(defaults | settings))
     with TraceWriter(path, what.build_config(), driver="simulator") as writer:
         run(what, observer=writer.record)
     return path

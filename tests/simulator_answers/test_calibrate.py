@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +43,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.errors import UsageError
 from tests.helpers.commands import get_figures, hear, refuse, tell
+from tests.helpers.tamper import Tampered, tamper
 from tests.simulator_answers.helpers import make_lengths, record
 
 COSTS = Costs(
@@ -81,15 +82,11 @@ def record_noisy(path: Path, seed: int, costs: Costs, jitter: float, samples: in
 
 def slow_first_steps(path: Path, steps: int, extra_s: float) -> Path:
     """Makes each of the first ``steps`` steps ``extra_s`` longer on every rank's clock."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    taken: dict[int, int] = {}
-    for line in lines[1:]:
-        rank = line["rank"]
-        line["time_s"] += extra_s * min(taken.get(rank, 0), steps)
-        if line["event"] is not None and line["event"]["kind"] == "step_taken":
-            taken[rank] = taken.get(rank, 0) + 1
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    trace, taken = Tampered(path), Counter[int]()
+    for line in trace.records:
+        line["time_s"] += extra_s * min(taken[line["rank"]], steps)
+        taken[line["rank"]] += (line["event"] or {}).get("kind") == "step_taken"
+    return trace.write(path)
 
 
 @pytest.mark.parametrize("layout", Layout)
@@ -281,10 +278,7 @@ def test_a_table_follows_a_device_that_no_line_describes(tmp_path: Path) -> None
 
 def test_a_trace_without_times_and_a_short_one_are_refused(tmp_path: Path) -> None:
     path = record_timed(tmp_path / "t.ndjson")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        line.pop("time_s", None)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tamper(path, lambda trace: [record.pop("time_s") for record in trace.records])
     with pytest.raises(UsageError, match="no times"):
         calibrate(load_runs([path]))
     with pytest.raises(UsageError, match="cannot be fitted"):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from odb_sim.inputs.lengths import list_bundled_names, load_lengths
-from odb_sim.inputs.workload import Sharding, build_workload
-from odb_sim.studies.runs import Driver, Run, run
+from odb_sim.studies.runs import Driver, run
 
 from odb_ref.core.batching.layouts import Layout
+from tests.helpers.simulated import make_run
 
 WINDOW = 256
 RANKS = (2, 8)
@@ -24,9 +22,8 @@ def count_steps(windows: float, layout: Layout, ramp: int | None) -> int:
         budget = int(max(np.quantile(lengths.tokens, 0.99), 8 * np.mean(lengths.tokens)))
         for ranks in RANKS:
             samples = int(windows * WINDOW * ranks)
-            workload = build_workload(lengths, ranks=ranks, sharding=Sharding.EVEN, samples=samples)
-            what = Run(workload=workload, policy="odb", budget_tokens=budget, window_samples=WINDOW, layout=layout)
-            steps += run(replace(what, ramp_rounds=ramp, driver=Driver.ROUNDS)).summary.steps
+            settings = {"budget_tokens": budget, "window_samples": WINDOW, "layout": layout, "ramp_rounds": ramp}
+            steps += run(make_run(lengths, ranks, samples, driver=Driver.ROUNDS, **settings)).summary.steps
     return steps
 
 

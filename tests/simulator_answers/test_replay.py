@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from odb_sim.cli.main import main
@@ -20,11 +18,10 @@ from odb_sim.recorded.runs import load_runs
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
 from tests.helpers.commands import get_figures, refuse
+from tests.helpers.tamper import Line, Tampered, tamper
 from tests.helpers.world import Fault as Accepting
 from tests.helpers.world import make_configs, run_by_arrival
 from tests.simulator_answers.helpers import record
-
-Line = dict[str, Any]
 
 
 def replay_file(path: Path, costs: Costs | None = None) -> Replay:
@@ -32,21 +29,9 @@ def replay_file(path: Path, costs: Costs | None = None) -> Replay:
     return replay(recorded, costs=costs)
 
 
-def tamper(path: Path, change: Callable[[list[Line]], object]) -> Path:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    change(lines)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-def find_steps(lines: list[Line], rank: int, round_: int) -> list[Line]:
-    return next(
-        effect["steps"]
-        for line in lines[1:]
-        if line["rank"] == rank
-        for effect in line["effects"]
-        if effect["kind"] == "collate" and effect["round"] == round_
-    )
+def find_steps(trace: Tampered, rank: int, round_: int) -> list[Line]:
+    steps: list[Line] = trace.effects("collate", rank)[round_]["steps"]
+    return steps
 
 
 @pytest.mark.parametrize("policy", ["odb", "paper"])
@@ -130,23 +115,23 @@ def test_a_record_that_breaks_off_anywhere_replays_equal(tmp_path: Path) -> None
 def test_the_first_difference_names_round_step_and_rank(tmp_path: Path) -> None:
     path = record(tmp_path / "t.ndjson", ramp_rounds=0)
 
-    def swap(lines: list[Line]) -> None:
-        steps = find_steps(lines, rank=1, round_=2)
+    def swap(trace: Tampered) -> None:
+        steps = find_steps(trace, rank=1, round_=2)
         steps[0]["positions"], steps[1]["positions"] = steps[1]["positions"], steps[0]["positions"]
 
-    number = find_steps([json.loads(line) for line in path.read_text().splitlines()], 1, 2)[0]["number"]
+    number = find_steps(Tampered(path), 1, 2)[0]["number"]
     result = replay_file(tamper(path, swap))
     assert not result.is_equal
     assert result.difference.startswith(f"round 2, step {number}, rank 1: positions (")
 
 
 def test_a_missing_step_and_a_wrong_count_are_differences(tmp_path: Path) -> None:
-    short = tamper(record(tmp_path / "a.ndjson"), lambda lines: find_steps(lines, 2, 1).pop())
+    short = tamper(record(tmp_path / "a.ndjson"), lambda trace: find_steps(trace, 2, 1).pop())
     assert replay_file(short).difference.startswith("round 1, rank 2: ")
     page = tmp_path / "page.html"
     assert main(["replay", str(short), "--html", str(page)]) == 1
     assert "round 1, rank 2: " in page.read_text()
-    wrong = tamper(record(tmp_path / "b.ndjson"), lambda lines: find_steps(lines, 0, 0)[0].update(counts=[1, 1, 1]))
+    wrong = tamper(record(tmp_path / "b.ndjson"), lambda trace: find_steps(trace, 0, 0)[0].update(counts=[1, 1, 1]))
     assert "rank 0: counts (1, 1, 1) recorded" in replay_file(wrong).difference
 
 
@@ -160,7 +145,7 @@ def test_times_are_predicted_exactly_by_the_costs_the_run_had(tmp_path: Path) ->
 
 
 def test_a_record_without_times_has_no_timing(tmp_path: Path) -> None:
-    path = tamper(record(tmp_path / "t.ndjson"), lambda lines: [line.pop("time_s", None) for line in lines])
+    path = tamper(record(tmp_path / "t.ndjson"), lambda trace: [record.pop("time_s") for record in trace.records])
     assert replay_file(path).timing is None
     assert replay_file(path).is_equal
 
@@ -179,20 +164,19 @@ def test_files_of_a_job_are_one_run(tmp_path: Path) -> None:
 
 
 def test_a_resumed_epoch_and_an_unknown_rule_are_refused(tmp_path: Path) -> None:
-    def shift(lines: list[Line]) -> None:
-        event = next(line["event"] for line in lines[1:] if line["event"])
-        event["samples"] = event["samples"][5:]
+    def shift(trace: Tampered) -> None:
+        del trace.events("samples_read")[0]["samples"][:5]
 
     with pytest.raises(UsageError, match="resumed"):
         load_runs([tamper(record(tmp_path / "a.ndjson"), shift)])
-    strange = tamper(record(tmp_path / "b.ndjson"), lambda lines: lines[0]["config"].update(rule="mine"))
+    strange = tamper(record(tmp_path / "b.ndjson"), lambda trace: trace.header["config"].update(rule="mine"))
     with pytest.raises(UsageError, match="unknown target rule 'mine'"):
         load_runs([strange])
 
 
 def test_a_sample_with_more_costs_than_there_are_limits_is_refused(tmp_path: Path) -> None:
-    def add(lines: list[Line]) -> None:
-        next(line["event"] for line in lines[1:] if line["event"])["samples"][0].append(3)
+    def add(trace: Tampered) -> None:
+        trace.events("samples_read")[0]["samples"][0].append(3)
 
     with pytest.raises(UsageError, match="reads a sample with 1 costs, not 0"):
         load_runs([tamper(record(tmp_path / "a.ndjson"), add)])
@@ -214,7 +198,7 @@ def test_the_command_s_exit_status_and_json(tmp_path: Path, capsys: pytest.Captu
     (entry,) = get_figures(["replay", path])["replays"]
     assert entry["is_equal"] is True
     assert entry["measured_steps"] == entry["predicted_steps"]
-    tamper(Path(path), lambda lines: find_steps(lines, 0, 0)[0]["positions"].reverse())
+    tamper(Path(path), lambda trace: find_steps(trace, 0, 0)[0]["positions"].reverse())
     assert main(["replay", path]) == 1
     assert "round 0, step 0, rank 0" in capsys.readouterr().out
     assert main(["replay", str(tmp_path / "none")]) == 2
