@@ -8,7 +8,7 @@ from functools import reduce
 from itertools import chain
 from typing import Any, Final
 
-from odb_ref.conformance.vectors import Json, Problem, decode
+from odb_ref.conformance.vectors import Problem, decode
 from odb_ref.core.batching.alignment import align
 from odb_ref.core.batching.cost import choose_cost
 from odb_ref.core.batching.layouts import Layout
@@ -23,79 +23,68 @@ from odb_ref.core.resume import Checkpoint, RoundStart
 from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Sample, StepCounts
 from tests.helpers.world import ByArrival, Choice, World
 
+Question = Mapping[str, Any]
+
 _LEAST: Final = frozenset(("failed_rank", "stop_step", "stop_rank", "groups_min", "budget_min"))
 """Fields of an offer that may name no rank or value."""
 
 
-def answer(question: Mapping[str, Json]) -> Json:
+def answer(question: Question) -> Any:
     """Returns the core's answer to a question.
 
     Raises: UsageError when there is no such kind.
     """
-    match question:
-        case {
-            "kind": "groups",
-            "lengths": [*lengths],
-            "budget": int(budget),
-            "limits": [*limits],
-            "layout": str(layout),
-        }:
-            rows = question.get("costs")
-            costs = rows if isinstance(rows, Sequence) else [[]] * len(lengths)
-            window = tuple(
-                make_sample(place, _count(length), [*map(_count, _list(own))])
-                for place, (length, own) in enumerate(zip(lengths, costs, strict=True))
-            )
-            found = Layout(layout).compute_groups(window, budget, tuple(map(_count, limits)))
-            return [*map(_list_positions, found)]
-        case {
-            "kind": "align",
-            "groups": [*groups],
-            "target": int(target),
-            "due": int(due),
-            "layout": str(layout),
-            "cost": str(cost),
-            "order": str(order),
-        }:
-            held = tuple(tuple(_read_sample(pair) for pair in _list(group)) for group in groups)
-            emitted, carried = align(held, target, due, Layout(layout), StepOrder(order), cost=choose_cost(cost))
+    match question["kind"]:
+        case "groups":
+            lengths = question["lengths"]
+            costs = question.get("costs") or [[]] * len(lengths)
+            window = tuple(make_sample(place, *item) for place, item in enumerate(zip(lengths, costs, strict=True)))
+            limits = tuple(question["limits"])
+            return [
+                *map(_list_positions, Layout(question["layout"]).compute_groups(window, question["budget"], limits))
+            ]
+        case "align":
+            held = tuple(tuple(make_sample(*pair, []) for pair in group) for group in question["groups"])
+            layout, order = Layout(question["layout"]), StepOrder(question["order"])
+            cost = choose_cost(question["cost"])
+            emitted, carried = align(held, question["target"], question["due"], layout, order, cost=cost)
             return {"emitted": [*map(_list_positions, emitted)], "carried": _list_positions(carried)}
-        case {"kind": "target", "rule": str(rule), "agreement": Mapping() as agreement}:
-            return RULES[rule].compute_target(read_offer(agreement))
-        case {"kind": "agreement", "offers": [*offers]}:
-            return write_offer(reduce(combine, [read_offer(offer) for offer in offers if isinstance(offer, Mapping)]))
-        case {"kind": "want", "layout": str(layout), "window": int(window), "held": [*held], "carried": [*carried]}:
-            left = -(-(_count(question["total"]) - _count(question["drawn"])) // _count(question["ranks"]))
+        case "target":
+            return RULES[question["rule"]].compute_target(read_offer(question["agreement"]))
+        case "agreement":
+            return write_offer(reduce(combine, map(read_offer, question["offers"])))
+        case "want":
+            left = -(-(question["total"] - question["drawn"]) // question["ranks"])
             return compute_want(
-                Layout(layout).compute_shared_window(window, left),
-                samples=len(held),
-                tokens=sum(map(_count, held)),
-                carried_tokens=sum(map(_count, carried)),
+                Layout(question["layout"]).compute_shared_window(question["window"], left),
+                samples=len(question["held"]),
+                tokens=sum(question["held"]),
+                carried_tokens=sum(question["carried"]),
             )
-        case {"kind": "shares", "wants": [*wants], "left": int(left)}:
-            return [*compute_shares([*map(_count, wants)], left)]
-        case {"kind": "weights", "reduction": str(reduction), "ranks": [*ranks]}:
-            return compute_scales(reduction, [[*map(_read_supervised, _list(own))] for own in ranks])
-        case {"kind": "rest", "samples": int(samples), "ranks": [*ranks]}:
-            return compute_rest(samples, [read_checkpoint(record) for record in ranks if isinstance(record, Mapping)])
-        case {"kind": "run"}:
+        case "shares":
+            return [*compute_shares(question["wants"], question["left"])]
+        case "weights":
+            return compute_scales(question["reduction"], [[*map(_read_supervised, own)] for own in question["ranks"]])
+        case "rest":
+            return compute_rest(question["samples"], [*map(read_checkpoint, question["ranks"])])
+        case "run":
             return run(question)
-        case _:
-            raise UsageError(f"no such question: {question.get('kind')}")
+        case kind:
+            raise UsageError(f"no such question: {kind}")
 
 
-def compute_scales(reduction: str, ranks: Sequence[Sequence[StepCounts]]) -> list[Json]:
+def compute_scales(reduction: str, ranks: Sequence[Sequence[StepCounts]]) -> list[list[float]]:
     """Returns the factor for the loss of each micro-step of each rank, to 9 digits."""
     weighting = Weighting(reduction=LossReduction(reduction))
     window = sum(chain.from_iterable(ranks), ZERO_COUNTS)
     return [[round(weighting.compute_scale(own, window, len(ranks)), 9) for own in steps] for steps in ranks]
 
 
-def _read_supervised(value: Json) -> StepCounts:
-    return ZERO_COUNTS if value is None else StepCounts(1, _count(value) + 1, _count(value))
+def _read_supervised(value: int | None) -> StepCounts:
+    return ZERO_COUNTS if value is None else StepCounts(1, value + 1, value)
 
 
-def compute_rest(samples: int, checkpoints: Sequence[Checkpoint]) -> list[Json]:
+def compute_rest(samples: int, checkpoints: Sequence[Checkpoint]) -> list[int]:
     """Returns the places of an order of ``samples`` samples that no rank has trained on."""
     from odb_ref.torch.plan.state import Generation, Part  # imports torch, which few questions need
 
@@ -103,11 +92,10 @@ def compute_rest(samples: int, checkpoints: Sequence[Checkpoint]) -> list[Json]:
     return [*Generation(parts).compute_rest(range(samples))]
 
 
-def read_checkpoint(record: Mapping[str, Json]) -> Checkpoint:
+def read_checkpoint(record: Question) -> Checkpoint:
     """Returns where a rank stands in its epoch."""
-    read, carried, taken = (record[name] for name in ("read", "carried", "taken"))
-    start = RoundStart(read_samples=_count(read), carried=tuple(map(_count, _list(carried))))
-    return Checkpoint(start=start, taken=tuple(map(_count, _list(taken))))
+    start = RoundStart(read_samples=record["read"], carried=tuple(record["carried"]))
+    return Checkpoint(start=start, taken=tuple(record["taken"]))
 
 
 class _Until(ByArrival):
@@ -126,9 +114,8 @@ class _Until(ByArrival):
         return self.random.choice(choices) if choices else None
 
 
-def make_configs(question: Mapping[str, Json]) -> list[Config]:
-    settings: Any = question["settings"]
-    ranks, terms = len(_list(question["lengths"])), decode_epoch(question).terms
+def make_configs(question: Question) -> list[Config]:
+    settings, ranks, terms = question["settings"], len(question["lengths"]), decode_epoch(question).terms
     config = Config(
         rank=0,
         world_size=ranks,
@@ -145,7 +132,7 @@ def make_configs(question: Mapping[str, Json]) -> list[Config]:
     return [replace(config, rank=rank) for rank in range(ranks)]
 
 
-def make_shards(question: Mapping[str, Json]) -> list[tuple[Sample, ...]]:
+def make_shards(question: Question) -> list[tuple[Sample, ...]]:
     problem = decode_epoch(question)
     columns = zip(problem.lengths, problem.supervised or problem.lengths, strict=True)
     return [
@@ -153,16 +140,15 @@ def make_shards(question: Mapping[str, Json]) -> list[tuple[Sample, ...]]:
     ]
 
 
-def decode_epoch(question: Mapping[str, Json]) -> Problem:
+def decode_epoch(question: Question) -> Problem:
     """Returns the epoch, without its failures and interruptions."""
     return decode({name: value for name, value in question.items() if name not in ("fails", "resume_after")}, "epoch")
 
 
-def run(question: Mapping[str, Json]) -> dict[str, Json]:
+def run(question: Question) -> dict[str, Any]:
     """Returns what each rank trains on, with the round and the global counts of each step, and how the ranks end."""
     configs, shards = make_configs(question), make_shards(question)
-    after: Any = question.get("resume_after", 0)
-    fails: Any = question.get("fails")
+    after, fails = question.get("resume_after", 0), question.get("fails")
     checkpoints = None
     if after:
         first = World(configs, shards, schedule=_Until(after)).run()
@@ -183,31 +169,14 @@ def make_sample(position: int, length: int, costs: Sequence[int]) -> Sample:
     return Sample(id=position, position=position, length=length, supervised=length, costs=tuple(costs))
 
 
-def _read_sample(pair: Json) -> Sample:
-    position, length = map(_count, _list(pair))
-    return make_sample(position, length, [])
-
-
-def read_offer(record: Mapping[str, Json]) -> Offer:
+def read_offer(record: Question) -> Offer:
     """Returns the offer in a record, where null stands for none."""
-    return Offer(**{name: NONE if value is None else _count(value) for name, value in record.items()})
+    return Offer(**{name: NONE if value is None else value for name, value in record.items()})
 
 
-def write_offer(offer: Offer) -> dict[str, Json]:
+def write_offer(offer: Offer) -> dict[str, Any]:
     return {name: None if name in _LEAST and value == NONE else value for name, value in asdict(offer).items()}
 
 
-def _list(value: Json) -> Sequence[Json]:
-    if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
-        raise UsageError(f"expected a list, got {value!r}")
-    return value
-
-
-def _count(value: Json) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"expected an integer, got {value!r}")
-    return value
-
-
-def _list_positions(group: Group) -> list[Json]:
+def _list_positions(group: Group) -> list[int]:
     return [sample.position for sample in group]
