@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from odb_ref.core.batching.grouping import compute_groups, compute_rows
@@ -28,13 +28,6 @@ def test_groups_depend_on_the_set_of_samples_only(
     assert layout.compute_groups(samples, budget, ()) == layout.compute_groups(shuffled, budget, ())
 
 
-def test_the_sweep_starts_at_the_shortest_and_groups_begin_with_the_longest() -> None:
-    """Spec: R2.1."""
-    groups = compute_groups(make_shard([4, 1, 2, 2, 4, 3]), 8)
-    assert [[sample.length for sample in group] for group in groups] == [[2, 2, 1], [4, 3], [4]]
-    assert [[sample.position for sample in group] for group in groups] == [[3, 2, 1], [0, 5], [4]]
-
-
 @given(st.lists(st.integers(1, 12), max_size=6), st.integers(1, 20))
 def test_no_partition_has_fewer_groups(lengths: list[int], budget: int) -> None:
     """Spec: R2.1. Checks: FEWEST."""
@@ -45,6 +38,8 @@ def test_no_partition_has_fewer_groups(lengths: list[int], budget: int) -> None:
 AMOUNTS = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 6), st.integers(0, 6)), max_size=12)
 
 
+# A limit reached exactly; a sample over a limit by itself; room in tokens and one limit, but not in the other.
+@example([(1, 3, 0), (1, 1, 0), (2, 0, 9), (2, 1, 0), (3, 1, 1), (3, 4, 0)], 8, 4, 5)
 @given(AMOUNTS, st.integers(1, 40), st.integers(1, 12), st.integers(1, 12))
 def test_a_sample_begins_the_next_group_only_when_it_does_not_fit(
     items: list[tuple[int, int, int]], budget: int, first: int, second: int
@@ -62,14 +57,6 @@ def test_a_sample_begins_the_next_group_only_when_it_does_not_fit(
     assert [sample for group in groups for sample in reversed(group)] == ordered
     assert all(len(group) == 1 or fits(group) for group in groups)
     assert not any(fits([*group, following[-1]]) for group, following in pairwise(groups))
-
-
-def test_each_resource_can_be_what_fills_a_group() -> None:
-    """Spec: R2.1, R2.2."""
-    samples = make_shard([1, 1, 2, 2, 3, 3], costs=[(3, 0), (1, 0), (0, 9), (1, 0), (1, 1), (4, 0)])
-    groups = compute_groups(samples, 8, (4, 5))
-    # A limit reached exactly; a sample over a limit by itself; room in tokens and one limit, but not in the other.
-    assert [[sample.position for sample in group] for group in groups] == [[1, 0], [2], [4, 3], [5]]
 
 
 def test_windows_ramp_up_and_are_refilled_to_their_size() -> None:

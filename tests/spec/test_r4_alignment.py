@@ -10,12 +10,8 @@ from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.events import Agreed, Counted
 from odb_ref.core.rounds import is_quota_met
 from odb_ref.core.state import Phase
-from odb_ref.core.types import ZERO_COUNTS, Group, Mode, StepCounts, compute_counts, compute_padded_tokens
+from odb_ref.core.types import ZERO_COUNTS, Mode, StepCounts, compute_counts, compute_padded_tokens
 from tests.helpers.world import World, make_config, make_shard, make_shards, run
-
-
-def _lengths(groups: tuple[Group, ...]) -> list[list[int]]:
-    return [[sample.length for sample in group] for group in groups]
 
 
 @given(st.lists(st.integers(1, 12), max_size=9), st.integers(1, 20), st.integers(1, 12), st.integers(0, 9))
@@ -33,35 +29,6 @@ def test_alignment_makes_exactly_the_target_and_loses_nothing(
     assert [compute_padded_tokens(group) for group in emitted] == sorted(
         map(compute_padded_tokens, emitted), reverse=True
     )
-
-
-def test_the_fullest_groups_are_emitted_and_the_rest_is_carried_in_order() -> None:
-    """Spec: R4.1."""
-    groups = compute_groups(make_shard([2, 2, 2, 2, 5, 7]), 8)
-    assert _lengths(groups) == [[2, 2, 2, 2], [5], [7]]
-    emitted, carried = align(groups, 1, 0)
-    assert _lengths(emitted) == [[2, 2, 2, 2]]
-    assert [sample.position for sample in carried] == [4, 5]
-    assert _lengths(align(groups, 2, 0)[0]) == [[2, 2, 2, 2], [7]]
-
-
-def test_of_equally_full_groups_those_that_were_made_first_are_emitted() -> None:
-    """Spec: R4.1. Not those whose samples were read first."""
-    groups = compute_groups(make_shard([8, 4, 4, 2, 2, 2, 2]), 8)
-    assert _lengths(groups) == [[2, 2, 2, 2], [4, 4], [8]]
-    for target in (1, 2):
-        emitted, carried = align(groups, target, 0)
-        assert emitted == groups[:target]
-        assert set(carried) == {sample for group in groups[target:] for sample in group}
-
-
-def test_due_groups_go_before_fuller_ones() -> None:
-    """Spec: R4.3, R4.1. Checks: AGE."""
-    groups = compute_groups(make_shard([1, 8, 8]), 8)
-    assert [is_due(group, 1) for group in groups] == [True, False, False]
-    emitted, carried = align(groups, 2, 1)
-    assert _lengths(emitted) == [[8], [1]]
-    assert [sample.position for sample in carried] == [2]
 
 
 def test_a_group_is_due_by_any_of_its_samples() -> None:

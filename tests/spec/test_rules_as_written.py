@@ -1,6 +1,6 @@
-"""R2.1, R2.5 and R4.2 in every small window, beside the second implementation, and the examples on the page.
+"""R2.1, R2.5 and R4.1 to R4.3 in every small window, beside the second implementation, and the examples on the page.
 
-No case is left to chance: among them are windows whose first sample fits nothing, and windows with a group for each step.
+No case is left to chance: among them are windows whose first sample fits nothing, with a group for each step, or due.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from odb_ref.core.batching.alignment import align
+from odb_ref.core.batching.alignment import align, is_due
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.types import Group
 from tests.helpers.world import make_config, make_shard
@@ -30,15 +30,18 @@ WINDOWS = [lengths for size in range(6) for lengths in product((1, 2, 3, 5), rep
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("budget", [1, 4, 6, 9])
 def test_the_core_does_what_the_page_says_of_every_small_window(layout: Layout, budget: int) -> None:
-    """Spec: R2.1, R2.5, R4.2."""
+    """Spec: R2.1, R2.5, R4.1, R4.2, R4.3. Checks: AGE."""
     config = make_config(layout=layout, budget_tokens=budget)
     for lengths in WINDOWS:
         window = make_shard(lengths)
         groups = layout.compute_groups(window, budget, ())
         assert encode(groups) == _group(*encode((window,)), config), lengths
-        for target in range(len(groups), len(lengths) + 2):
-            steps, carried = align(groups, target, 0, layout)
-            assert (encode(steps), [*carried]) == _align(encode(groups), target, 0, config), (lengths, target)
+        for due_before in (0, 2):
+            due = sum(is_due(group, due_before) for group in groups)
+            for target in range(max(1, due), len(lengths) + 2):
+                steps, carried = align(groups, target, due_before, layout)
+                expected, left = _align(encode(groups), target, due_before, config)
+                assert encode((*steps, carried)) == [*expected, left], (lengths, target, due_before)
 
 
 def read_examples(rule: str) -> list[list[str]]:
