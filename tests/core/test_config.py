@@ -95,6 +95,7 @@ def test_the_peers_of_a_rank_have_one_fingerprint() -> None:
     ("sample", "message"),
     [
         (Sample(7, 0, 0, 0, (1, 1)), "sample 7: length 0, supervised 0"),
+        (Sample(7, 0, -1, 0, (1, 1)), "sample 7: length -1, supervised 0"),
         (Sample(7, 0, 2, 3, (1, 1)), "sample 7: length 2, supervised 3"),
         (Sample(7, 0, 2, -1, (1, 1)), "sample 7: length 2, supervised -1"),
         (Sample(7, 0, 2, 1), "sample 7: costs (), expected 2, none negative"),

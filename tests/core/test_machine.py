@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from odb_ref.core.machine import Machine, start, transition
 from odb_ref.core.offer import Offer
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode, Sample
+from tests.helpers import world as helpers
 from tests.helpers.effort import IS_MUTATED
 from tests.helpers.world import Fault, make_configs, make_offer, run_by_arrival
 
@@ -181,27 +183,16 @@ def test_what_ends_is_said_exactly_once(walked: Walk) -> None:
 # States of each phase, made by hand ----------------------------------------------------------------------------------
 
 
-def make_config(**changes: Any) -> Config:
-    values: dict[str, Any] = {
-        "rank": 0, "world_size": 2, "budget_tokens": 10, "window_samples": 2, "depth_steps": 1, "ramp_rounds": 0,
-    }  # fmt: skip
-    return Config(**(values | changes))
+make_config = partial(helpers.make_config, world_size=2, budget_tokens=10, window_samples=2, depth_steps=1)
 
 
-def make_machine(*events: Event, **changes: Any) -> Machine:
-    machine = Machine(make_config(**changes))
-    machine.begin()
-    for event in events:
-        machine.handle(event)
-    return machine
-
-
-def read(*lengths: int, first: int = 0, is_ended: bool = False) -> SamplesRead:
-    return SamplesRead(tuple(Sample(p, p, length, 1) for p, length in enumerate(lengths, first)), is_ended)
+READ = SamplesRead((Sample(0, 0, 5, 1), Sample(1, 1, 5, 1)))
 
 
 def in_offer(**changes: Any) -> Machine:
-    machine = make_machine(read(5, 5), **changes)
+    machine = Machine(make_config(**changes))
+    machine.begin()
+    machine.handle(READ)
     assert machine.state.phase is OFFER
     return machine
 
@@ -236,9 +227,8 @@ def test_the_observer_is_told_of_every_transition_that_happened() -> None:
     begun = machine.begin()
     with pytest.raises(UsageError):
         machine.handle(StepTaken())
-    event = read(5, 5)
-    posted = machine.handle(event)
-    assert told == [(1, None, begun), (1, event, posted)]
+    posted = machine.handle(READ)
+    assert told == [(1, None, begun), (1, READ, posted)]
 
 
 def test_a_broken_invariant_names_its_id_and_leaves_the_state(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,6 @@ class Node:
     round_: int = 0
     queue: list[Step] = field(default_factory=list)
     taken: list[Step] = field(default_factory=list)
-    delivered: list[Step] = field(default_factory=list)
     finish: Finish | None = None
     is_stopped: bool = False
     is_dead: bool = False
@@ -320,7 +319,6 @@ class World:
                         is_open = other.collating is not None and step in other.collating.steps
                         assert step.number < other.machine.state.planned_steps and not is_open
                     node.queue.append(step)
-                    node.delivered.append(step)
                 case Finish():
                     assert node.finish is None
                     node.finish = effect
