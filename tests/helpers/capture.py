@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,11 +18,12 @@ def capture(command: Sequence[str | Path], *, check: bool = False, **options: An
 
 @contextlib.contextmanager
 def start(command: Sequence[str]) -> Iterator[Any]:
-    """Yields a program, as a `subprocess.Popen`, in a session of its own. Kills it at the end."""
+    """Yields a program, as a `subprocess.Popen`, in a session of its own. Kills what is left of this at the end."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, start_new_session=True, text=True)
     try:
         yield process
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

@@ -6,10 +6,7 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,8 @@ from odb_sim.cli import demo
 from odb_sim.cli.main import main
 
 from odb_ref.core.errors import UsageError
-from tests.helpers.capture import capture
+from tests.helpers.capture import capture, start
+from tests.helpers.waiting import is_in_time
 
 RUN = ["simulate", "gsm8k", "--ranks", "2", "--samples", "20", "--token-budget", "2048"]
 
@@ -69,19 +67,9 @@ def test_ctrl_c_ends_a_sweep_and_its_workers_without_a_word_while_a_worker_start
     )
     (tmp_path / "program.py").write_text(program)
     command = "sweep sgd_dialogues --samples 2000000 --ranks 64,65 --token-budget 8192 --processes 2"
-    process = subprocess.Popen(
-        [sys.executable, str(tmp_path / "program.py"), *command.split()],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        while not started.exists() and process.poll() is None:
-            time.sleep(0.05)
+    with start([sys.executable, str(tmp_path / "program.py"), *command.split()]) as process:
+        is_in_time(lambda: started.exists() or process.poll() is not None, 60)
         out, err = process.communicate(timeout=30)  # less than the simulations take
-    finally:
-        process.kill()
     assert (process.returncode, out, err) == (130, "", "")
 
 
@@ -96,17 +84,10 @@ def test_no_worker_outlives_a_sweep_that_is_ended(sent: signal.Signals, tmp_path
         "        executor.submit(time.sleep, 600).result()\n"
     )
     (tmp_path / "program.py").write_text(program)
-    command = [sys.executable, str(tmp_path / "program.py")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        if process.stdout is None:
-            pytest.fail("no pipe")
+    with start([sys.executable, str(tmp_path / "program.py")]) as process:
         process.stdout.readline()
         process.send_signal(sent)
         process.communicate(timeout=30)  # ends when its output is closed
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -140,18 +121,13 @@ def test_what_a_broken_off_demo_has_started_ends_with_it(sent: signal.Signals, s
         f"demo.run_command = lambda options: demo.run_whole([sys.executable, '-c', {starter!r}], 600)[0]\n"
         "sys.exit(main(['demo']))\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     started = tmp_path / "started"
-    try:
-        while not (started.exists() and started.read_text()) and process.poll() is None:
-            time.sleep(0.05)
+    with start([sys.executable, "-c", program]) as process:
+        is_in_time(lambda: (started.exists() and started.read_text()) or process.poll() is not None, 60)
         process.send_signal(sent)
         assert process.wait(timeout=30) == status
         with pytest.raises(ProcessLookupError):
             os.kill(int(started.read_text()), 0)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_a_demo_that_takes_too_long_says_so() -> None:

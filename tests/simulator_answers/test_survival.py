@@ -36,8 +36,9 @@ from odb_sim.studies.processes import Processes, WorkerDied
 from odb_sim.studies.sweep import Study, build_points, run_grid, simulate_point
 
 from odb_ref.core.errors import UsageError
-from tests.helpers.capture import capture
+from tests.helpers.capture import capture, start
 from tests.helpers.commands import get_figures
+from tests.helpers.waiting import is_in_time
 from tests.simulator_answers.helpers import make_lengths
 
 POINTS = build_points(policies=["odb"], ranks=[2], budgets=[2048], windows=[8, 16, 32, 64], depths=[2])
@@ -168,9 +169,7 @@ def test_sigterm_ends_a_study_on_ray_with_its_own_status() -> None:
     arguments = [*SWEEP[:2], "--samples", "3000000", "--ranks", "64,65", *SWEEP[6:8], "--executor", "ray://local"]
     program = f"import sys; from odb_sim.cli.main import main; sys.exit(main({arguments!r}))"
     process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
-    until_s = time.monotonic() + 60
-    while not list_running("ray::_call") and process.poll() is None and time.monotonic() < until_s:
-        time.sleep(0.2)
+    is_in_time(lambda: list_running("ray::_call") or process.poll() is not None, 60)
     process.terminate()
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (128 + signal.SIGTERM, "")
@@ -314,28 +313,15 @@ def test_a_signal_ends_a_study_and_its_workers_soon(sent: signal.Signals, comman
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         f"from odb_sim.cli.main import main; sys.exit(main({arguments!r}))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        until_s = time.monotonic() + 60
-        while len(list_group(process.pid)) < 3 and process.poll() is None and time.monotonic() < until_s:
-            time.sleep(0.1)
+    with start([sys.executable, "-c", program]) as process:
+        is_in_time(lambda: len(list_group(process.pid)) >= 3 or process.poll() is not None, 60)
         time.sleep(1.0)  # well into the simulations
         assert process.poll() is None
         begin_s = time.monotonic()
         os.killpg(process.pid, sent) if sent is signal.SIGINT else process.send_signal(sent)
         out, err = process.communicate(timeout=30)
         took_s = time.monotonic() - begin_s
-    finally:
-        process.kill()
-    assert (process.returncode, out, err) == (128 + sent, "", "")
-    assert took_s < ENDS_S
-    until_s = time.monotonic() + 5.0  # a process that is ending is still listed for a moment
-    while (left := list_group(process.pid)) and time.monotonic() < until_s:
-        time.sleep(0.1)
-    assert left == []
+        assert (process.returncode, out, err) == (128 + sent, "", "")
+        assert took_s < ENDS_S
+        # A process that is ending is still listed for a moment.
+        assert is_in_time(lambda: not list_group(process.pid), 5.0), list_group(process.pid)
