@@ -17,10 +17,10 @@ from torch.utils.data import Dataset, IterableDataset
 PADDING = {"input_ids": 0, "labels": -100, "attention_mask": 0}
 
 
-def compute_shards(trace: str, sizes: Sequence[int], seed: int = 0) -> list[list[int]]:
-    """Returns each rank's sample lengths: rows of a bundled trace, shuffled by ``seed``, repeated only after all were used."""
+def compute_shards(trace: str, sizes: Sequence[int]) -> list[list[int]]:
+    """Returns each rank's sample lengths: rows of a bundled trace, shuffled, repeated only after all were used."""
     tokens = load_lengths(trace).tokens
-    rows = np.resize(np.random.default_rng(seed).permutation(len(tokens)), sum(sizes))
+    rows = np.resize(np.random.default_rng(0).permutation(len(tokens)), sum(sizes))
     firsts = np.concatenate(([0], np.cumsum(sizes)))
     return [tokens[rows[first : first + size]].tolist() for first, size in zip(firsts, sizes, strict=False)]
 

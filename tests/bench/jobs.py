@@ -28,7 +28,7 @@ VOCABULARY = 32
 
 def make_dataset(spec: Spec, rank: int) -> Texts | Stream:
     sizes = spec["shards"]
-    lengths = compute_shards(spec["trace"], sizes, spec.get("seed", 0))[rank]
+    lengths = compute_shards(spec["trace"], sizes)[rank]
     fault = spec.get("fault")
     mine = fault if fault is not None and fault["rank"] == rank and fault["kind"] != "collate" else None
     texts = Texts(lengths, sum(sizes[:rank]), masked=spec.get("masked", 0.0), fault=mine)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from odb_ref.torch.exchange.process_table import find_children
+
 ROOT = Path(__file__).resolve().parents[2]
 ERROR_CHARACTERS = 300
 NOISE = ("Warning", "warn", " ", "[W", "\tat ", "frame #")
@@ -85,14 +87,9 @@ def get_maker(name: str) -> int | None:
 
 def find_descendants(pid: int) -> Iterator[int]:
     """Yields children, their children, and so on."""
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = path.read_text().split()
-        except OSError:
-            continue
-        for child in map(int, children):
-            yield child
-            yield from find_descendants(child)
+    for child in find_children(pid):
+        yield child
+        yield from find_descendants(child)
 
 
 def _start(folder: Path, rank: int, ranks: int, given: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -31,9 +31,6 @@ def main() -> None:
     part = folder / f"part-{rank}"
     part.write_text(json.dumps(result))
     part.rename(folder / f"result-{rank}.json")
-    if ranks > 1 and spec.get("is_grouped_at_end", False):
-        dist.barrier()
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
