@@ -15,7 +15,7 @@ from odb_sim.inputs.workload import Sharding, Workload, build_workload
 from odb_sim.studies.runs import POLICIES, run
 
 from odb_ref.core.types import Mode
-from tests.helpers.commands import get_figures, refuse
+from tests.helpers.commands import get_figures
 from tests.helpers.effort import few
 from tests.helpers.partitions import count_fewest
 from tests.helpers.simulated import make_run
@@ -160,19 +160,3 @@ def test_compare_prints_every_policy_and_writes_its_figures(capsys: pytest.Captu
     assert [line.split()[0] for line in lines if line.split() and line.split()[0] in POLICIES] == list(POLICIES)
     (standard,) = (line.split() for line in lines if line.startswith(" standard"))
     assert standard[1] == "1.00"
-
-
-@pytest.mark.parametrize(
-    ("policies", "expected"),
-    [
-        ("odb,magic", "unknown policy 'magic'"),
-        ("odb,odb", "has an empty name, or the same name twice"),
-        (",", "has an empty name"),
-    ],
-)
-def test_compare_refuses_unknown_and_repeated_policies(
-    policies: str, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert expected in refuse(
-        capsys, ["compare", "gsm8k", "--ranks", "2", "--token-budget", "2048", "--policy", policies]
-    )

@@ -118,26 +118,36 @@ def test_a_limit_holds_in_a_comparison_and_a_sweep() -> None:
 FIXED, BASELINE = "with --global-batch", "without a policy that runs the protocol"
 
 
-@pytest.mark.parametrize("command", ["simulate", "compare", "sweep"])
+WITHOUT_EFFECT = [
+    ("--global-batch 64", "--window 32", FIXED),
+    ("--global-batch 64", "--max-age 2", FIXED),
+    ("--global-batch 64", "--ramp 1", FIXED),
+    ("--global-batch 64 --layout packed", "--padding-share 4", "with --layout packed"),
+    ("", "--padding-share 4", "without --global-batch"),
+    ("--policy standard", "--window 256", BASELINE),
+    ("--policy standard", "--depth 4", BASELINE),
+    ("--policy standard", "--transport gather", BASELINE),
+    ("--policy standard", "--layout padded", BASELINE),
+    ("--policy standard", "--order fullest", BASELINE),
+    ("--policy standard", "--cost attention/600", BASELINE),
+    ("--policy standard", "--sizes powers", BASELINE),
+    ("--policy standard", "--ramp 1", BASELINE),
+    ("--policy standard", "--max-age 2", BASELINE),
+    ("--policy hfg", "--shards uneven", "on hfg, with shards that are always even"),
+    ("--policy standard", "--shards shared", "on standard, with shards that are always even"),
+]
+OF_SIMULATE = [
+    ("--policy standard", "--deadline 5.0", BASELINE),
+    ("", "--deadline 5.0", "without --fault"),
+    ("--policy standard", "--driver events", BASELINE),
+]
+
+
 @pytest.mark.parametrize(
-    ("given", "option", "why"),
+    ("command", "given", "option", "why"),
     [
-        ("--global-batch 64", "--window 32", FIXED),
-        ("--global-batch 64", "--max-age 2", FIXED),
-        ("--global-batch 64", "--ramp 1", FIXED),
-        ("--global-batch 64 --layout packed", "--padding-share 4", "with --layout packed"),
-        ("", "--padding-share 4", "without --global-batch"),
-        ("--policy standard", "--window 256", BASELINE),
-        ("--policy standard", "--depth 4", BASELINE),
-        ("--policy standard", "--transport gather", BASELINE),
-        ("--policy standard", "--layout padded", BASELINE),
-        ("--policy standard", "--order fullest", BASELINE),
-        ("--policy standard", "--cost attention/600", BASELINE),
-        ("--policy standard", "--sizes powers", BASELINE),
-        ("--policy standard", "--ramp 1", BASELINE),
-        ("--policy standard", "--max-age 2", BASELINE),
-        ("--policy hfg", "--shards uneven", "on hfg, with shards that are always even"),
-        ("--policy standard", "--shards shared", "on standard, with shards that are always even"),
+        *((command, *row) for command in ("simulate", "compare", "sweep") for row in WITHOUT_EFFECT),
+        *(("simulate", *row) for row in OF_SIMULATE),
     ],
 )
 def test_an_option_without_effect_is_refused(
@@ -145,21 +155,6 @@ def test_an_option_without_effect_is_refused(
 ) -> None:
     policy = [] if "--policy" in given else ["--policy", "odb"]
     arguments = [command, *SMALL, "--token-budget", "2000", *given.split(), *policy, *option.split()]
-    assert f"{option}: has no effect {why}" in refuse(capsys, arguments)
-
-
-@pytest.mark.parametrize(
-    ("given", "option", "why"),
-    [
-        ("--policy standard", "--deadline 5.0", BASELINE),
-        ("", "--deadline 5.0", "without --fault"),
-        ("--policy standard", "--driver events", BASELINE),
-    ],
-)
-def test_an_option_of_simulate_without_effect_is_refused(
-    given: str, option: str, why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["simulate", *SMALL, "--token-budget", "2000", *given.split(), *option.split()]
     assert f"{option}: has no effect {why}" in refuse(capsys, arguments)
 
 

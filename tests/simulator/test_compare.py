@@ -139,6 +139,13 @@ def test_progress_rises_to_the_end_over_all_runs() -> None:
         (["gsm8k", "--batch-size", "0"], "at least 1 sample"),
         (["gsm8k", "nothing"], "no such file"),
         (["gsm8k", "--csv", "none/x.csv"], "cannot be written"),
+        (["gsm8k", "--policy", "odb,magic"], "unknown policy 'magic'"),
+        (["gsm8k", "--policy", "odb,odb"], "has an empty name, or the same name twice"),
+        (["gsm8k", "--policy", ","], "has an empty name"),
+        (["gsm8k", "--global-batch", "0"], "at least 1"),
+        (["gsm8k", "--global-tokens", "-1"], "at least 1"),
+        (["gsm8k", "--global-tokens", "5", "--global-batch", "5"], "not both"),
+        (["gsm8k", "--global-batch", "7", "--ranks", "8"], "without one"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(

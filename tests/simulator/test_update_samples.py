@@ -12,7 +12,7 @@ from odb_sim.studies.runs import Driver, Result, run
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.check.job import check_traces
-from tests.helpers.commands import get_figures, refuse, tell
+from tests.helpers.commands import get_figures, tell
 from tests.helpers.simulated import make_run
 
 
@@ -58,7 +58,6 @@ def test_every_policy_is_compared_at_the_same_update(capsys: pytest.CaptureFixtu
         "bmt",
         "packing",
     }
-    assert "not both" in refuse(capsys, [*command.split(), "--global-tokens", "50"])
 
 
 def test_a_simulated_trace_is_checked_and_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

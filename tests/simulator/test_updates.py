@@ -21,7 +21,7 @@ from odb_sim.studies.runs import POLICIES, Driver, Run, run
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.trace.reading import read_trace
-from tests.helpers.commands import get_answer, refuse, tell
+from tests.helpers.commands import get_answer, tell
 from tests.helpers.effort import few
 from tests.helpers.simulated import make_run
 from tests.simulator.test_rounds import draw_run
@@ -250,16 +250,3 @@ def test_two_updates_of_three_steps_hold_too_much(tmp_path: Path, capsys: pytest
     assert "holds 150 samples in the mean, more than the 101 asked for, because it ends with a step" in said
     assert "a step of all ranks holds 100" in said
     assert "asked for" not in tell(capsys, given, "100")
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--global-batch", "0"], "at least 1"),
-        (["--global-tokens", "-1"], "at least 1"),
-        (["--global-tokens", "5", "--global-batch", "5"], "not both"),
-        (["--global-batch", "7", "--ranks", "8"], "without one"),
-    ],
-)
-def test_nonsense_is_refused(options: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert expected in refuse(capsys, ["compare", "gsm8k", "--samples", "100", *options])
