@@ -1,7 +1,6 @@
 """Fuzzes the trace checker: mutated traces, one after another in this process, must get a verdict or one line of complaint.
 
     python -m tests.soak.fuzz_check --runs 1000000 --seed 1
-    python -m tests.soak.fuzz_check --runs 100000 --seed 1 --guided    # by coverage; needs atheris
 
 A run fails on any result but a verdict or a `TraceError` with file and line, on memory beyond a bound, on a case that takes
 seconds, and on a mutant that holds although its meaning differs from the original (`tests.soak.meaning` lists the parts
@@ -313,42 +312,6 @@ def fuzz(runs: int, seed: int, first: int = 0) -> tuple[Counter[str], Counter[st
     return results, unseen
 
 
-def fuzz_guided(runs: int, seed: int) -> None:
-    """Fuzzes by coverage, with atheris, and ends the process."""
-    import atheris
-
-    for name in (
-        "reading",
-        "check.decode",
-        "check.stream",
-        "check.rank",
-        "check.job",
-        "check.exchanges",
-        "check.rounds",
-    ):
-        module = sys.modules[f"odb_ref.trace.{name}"]
-        for item in list(vars(module).values()):
-            if isinstance(item, type) and item.__module__ == module.__name__:
-                for value in vars(item).values():
-                    if callable(value) and hasattr(value, "__code__"):
-                        atheris.instrument_func(value)
-    corpus = make_corpus()
-
-    def mutate_one(data: bytes, most: int, number: int) -> bytes:
-        rng = random.Random(number)
-        return mutate(data if data.count(b"\n") > 3 else rng.choice(corpus), rng)[0][:most]
-
-    def run_one(data: bytes) -> None:
-        check(data)
-
-    with tempfile.TemporaryDirectory() as folder:
-        for number, data in enumerate(corpus):
-            (Path(folder) / str(number)).write_bytes(data)
-        arguments = [sys.argv[0], f"-runs={runs}", f"-seed={seed}", "-max_len=40000", "-rss_limit_mb=2048", folder]
-        atheris.Setup(arguments, run_one, custom_mutator=mutate_one)
-        atheris.Fuzz()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=10_000)
@@ -356,11 +319,7 @@ def main() -> int:
     parser.add_argument(
         "--first", type=int, default=0, help="the number of the first mutant, to go on or to see one again"
     )
-    parser.add_argument("--guided", action="store_true", help="by coverage, with atheris")
     options = parser.parse_args()
-    if options.guided:
-        fuzz_guided(options.runs, options.seed)
-        return 0
     started_s = time.perf_counter()
     results, unseen = fuzz(options.runs, options.seed, options.first)
     seconds = time.perf_counter() - started_s
