@@ -19,6 +19,7 @@ from odb_ref.trace.check import check_traces
 from odb_ref.trace.writing import TraceWriter
 from tests.helpers.commands import get_figures
 from tests.helpers.simulated import make_run
+from tests.simulator.test_rounds import check_equal
 from tests.simulator.test_view import read_data
 
 SCHEDULE = parse_budget_schedule("0:2000,30:8000,60:3000")
@@ -37,10 +38,7 @@ def test_both_drivers_follow_a_schedule_alike(layout: Layout, sharding: Sharding
     what = _make(Driver.EVENTS, layout, sharding)
     with TraceWriter(path, what.build_config(), driver="simulator") as writer:
         events = run(what, observer=writer.record)
-    rounds = run(_make(Driver.ROUNDS, layout, sharding))
-    assert [(row.samples, row.padded_tokens) for row in events.rows] == [
-        (row.samples, row.padded_tokens) for row in rounds.rows
-    ]
+    check_equal(events, run(_make(Driver.ROUNDS, layout, sharding)), has_chance=True)
     assert check_traces([path], is_replayed=True).is_ok
     assert replay(load_runs([path])[0]).is_equal
     tokens = [
