@@ -184,9 +184,9 @@ def test_a_sample_with_more_costs_than_there_are_limits_is_refused(tmp_path: Pat
 
 @pytest.mark.parametrize(("kind", "why"), [("collate", "it has not collated"), ("deliver", "was not delivered to it")])
 def test_a_step_that_comes_from_nowhere_is_refused(kind: str, why: str, tmp_path: Path) -> None:
-    def drop(lines: list[Line]) -> None:
-        line = next(line for line in lines[1:] if any(effect["kind"] == kind for effect in line["effects"]))
-        line["effects"] = [effect for effect in line["effects"] if effect["kind"] != kind]
+    def drop(trace: Tampered) -> None:
+        record_, effect = next(trace.iterate(kind))
+        record_["effects"].remove(effect)
 
     path = tamper(record(tmp_path / "t.ndjson"), drop)
     with pytest.raises(UsageError, match=rf"t\.ndjson.*: rank \d takes a step that {why}"):
