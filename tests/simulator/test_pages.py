@@ -125,6 +125,36 @@ def test_the_fill_of_each_step_on_each_rank_stands_beside_that_of_fixed_batches(
     assert len(totals) == 1, "the same samples"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "simulate POLICY gmt --token-budget 4096 --global-batch 40",
+        "sweep POLICY gmt,standard --token-budget 4096 --global-batch 40 --processes 1",
+        "sweep POLICY odb,standard --token-budget 4096 --global-tokens 9000 --processes 1",
+        "compare POLICY hfg,standard --global-batch 16",
+    ],
+)
+def test_a_map_shows_the_run_of_the_figures_beside_fixed_batches_in_its_memory(command: str, tmp_path: Path) -> None:
+    asked = command.replace("POLICY", "gsm8k --samples 300 --ranks 4 --policy")
+    found = get_figures(asked, "--html", str(tmp_path / "page.html"))
+    best, fixed = found if isinstance(found, list) else (found, get_figures(asked.replace(" gmt ", " standard ")))
+    (group,) = [chart for chart in read_charts(tmp_path / "page.html") if chart["kind"] == "Maps"]
+    drawn, beside = group["maps"]
+    assert (len(drawn["steps"]), drawn["budget"]) == (best["steps"], best["token_budget"])
+    assert (len(beside["steps"]), beside["label"]) == (fixed["steps"], f"fixed batches of {fixed['batch_size']}")
+    assert sum(rank is not None for rank in drawn["slow"]) == best["updates"], "ranks wait where an update ends"
+
+
+def test_a_headline_says_what_the_tiles_and_the_band_say(tmp_path: Path) -> None:
+    page, ones = tmp_path / "page.html", tmp_path / "ones.csv"
+    asked = "compare gsm8k --samples 300 --ranks 4 --policy standard --global-batch 60"
+    (figures,) = get_figures(asked, "--html", str(page))
+    assert read_words(page).count(f"{figures['accumulated_samples_per_s']:,.1f} samples") == 2
+    ones.write_text("total_tokens\n" + "1\n" * 40)
+    get_figures(f"compare {ones} gsm8k --ranks 4 --policy odb,standard --global-batch 200", "--html", str(page))
+    assert "Nine times of ten" not in read_words(page), "one trace has no band"
+
+
 @pytest.mark.parametrize("name", ["kill", "stop", "collate", "read", "nothing"])
 def test_a_page_says_which_rank_a_fault_befalls_when_and_why_and_draws_it(
     name: str, write: Callable[[str], Path]
@@ -146,6 +176,7 @@ def test_a_page_says_which_rank_a_fault_befalls_when_and_why_and_draws_it(
     note = next(chart for chart in charts if chart["kind"] == "Maps")["maps"][0]["note"]
     assert (note["rank"], note["text"]) == (rank, summary["outcome_cause"])
     if name == "nothing":
+        assert "0 steps; 0% of the budget of 2,048 is filled, 0% of the batches is padding" in words
         return
     shown = [spans["lanes"][lane] for lane, _, begin, _ in spans["spans"] if begin < fault_s]
     assert f"rank {rank} trainer" in shown, "what it did before"

@@ -107,7 +107,7 @@ def run_command(options: argparse.Namespace) -> int:
             timeline.write(options.perfetto)
     if fill is not None:
         source = build_source(options, [options.lengths])
-        write_run_report(Path(options.html), what, result, fill=fill, timeline=timeline, source=source, band=band)
+        write_run_report(Path(options.html), asked, result, fill=fill, timeline=timeline, source=source, band=band)
     _print_summary(result.summary)
     if band is not None:
         print(describe_band(result.summary, band))

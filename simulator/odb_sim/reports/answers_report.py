@@ -18,6 +18,7 @@ from odb_sim.reports.run_report import describe_seconds, draw_fixed, draw_run, s
 from odb_sim.reports.tables import SWEEP, TUNE_NOTE, build_row, describe_beside, list_tune_columns
 from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.comparison import REFERENCE, Compared
+from odb_sim.studies.fitted import fit_batches
 from odb_sim.studies.runs import Run, describe_window
 from odb_sim.studies.sweep import Study, find_fastest
 from odb_sim.studies.tune import NAMES, Tuning
@@ -57,7 +58,7 @@ def write_compare_report(
     maps = [
         (
             item.what.workload.name,
-            _draw_pair(replace(item.what, policy=ours.policy), ours.policy),
+            _draw_pair(_choose_own(replace(item.what, policy=ours.policy)), ours.policy),
         )
         for item in compared
     ]
@@ -97,7 +98,9 @@ def _make_compare_headline(compared: Sequence[Compared]) -> str:
     first = compared[0]
     reference, ours = first.reference, first.chosen
     if ours is reference:
-        return f"{ours.policy} trains on **{ours.samples_per_s:,.1f} samples a second**"
+        rates = sorted(item.find_accumulated(item.chosen).samples_per_s for item in compared)
+        said = " to ".join(f"{rate:,.1f}" for rate in dict.fromkeys((rates[0], rates[-1])))
+        return f"{ours.policy} trains on **{said} samples a second**, at the global batch"
     ratios = [item.compute_speedup(item.chosen) for item in compared]
     said = f"{ratios[0]:.2f}" if len(ratios) == 1 else f"{min(ratios):.2f} to {max(ratios):.2f}"
     fixed = "fixed batches" if reference.policy == REFERENCE else reference.policy
@@ -105,9 +108,9 @@ def _make_compare_headline(compared: Sequence[Compared]) -> str:
 
 
 def _describe_sure(compared: Sequence[Compared]) -> str:
-    """Returns the uncertainty of the headline, or an empty string if it is unknown."""
+    """Returns the uncertainty of the headline, or an empty string if that of a trace is unknown."""
     found = [(item, band) for item in compared if (band := item.find_band(item.chosen)) is not None and band.shares]
-    if not found:
+    if len(found) < len(compared):
         return ""
     ratios = [(item.compute_speedup(item.chosen), band) for item, band in found]
     low, high = min(ratio * band.low for ratio, band in ratios), max(ratio * band.high for ratio, band in ratios)
@@ -205,9 +208,13 @@ def write_tune_report(
 
 
 def _draw_pair(what: Run, label: str) -> list[FillMap]:
-    """Returns the maps of a run and of fixed batches. Each step is an update unless the run sets ``update_samples``."""
-    own = what if what.update_samples is not None else replace(what, global_batch=EVERY_STEP)
-    return [draw_run(own, label), *([] if what.policy == REFERENCE else [draw_fixed(own)])]
+    """Returns the maps of a run, as its figures have it, and of fixed batches in the memory asked for."""
+    return [draw_run(fit_batches(what), label), *([] if what.policy == REFERENCE else [draw_fixed(what)])]
+
+
+def _choose_own(what: Run) -> Run:
+    """Returns the run whose figures a comparison shows: each step is an update, unless the protocol forms the updates."""
+    return what if what.is_protocol and what.update_samples is not None else replace(what, global_batch=EVERY_STEP)
 
 
 def _add_sliders(page: Page, answers: Sequence[CellAnswer], start: CellAnswer, notes: dict[CellAnswer, str]) -> None:

@@ -131,7 +131,7 @@ def describe_map(drawn: FillMap) -> str:
     """Returns how full the batches are, and which part of the run the map shows."""
     cells = [cell for column in drawn.columns for cell in column.cells]
     filled = sum(cell.real for cell in cells) / max(1, drawn.budget_tokens * len(cells))
-    padding = 1 - sum(cell.real for cell in cells) / max(1, sum(cell.padded for cell in cells))
+    padding = sum(cell.padded - cell.real for cell in cells) / max(1, sum(cell.padded for cell in cells))
     room = f"{filled:.0%} of the {'largest ' if drawn.is_lowered else ''}budget of {drawn.budget_tokens:,} is filled"
     said = f"{drawn.steps_total:,} steps; {room}, {padding:.0%} of the batches is padding"
     if len(drawn.columns) < drawn.steps_total:
