@@ -35,7 +35,7 @@ def lengths(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(lengths: Path) -> tuple[dict[str, Any], Path]:
     folder = lengths.parent
-    options = f"--global-batch 32 --epochs 3 --price 2 --json {folder / 'p.json'} --html {folder / 'p.html'}"
+    options = f"--global-batch 32 --epochs 3 --price 900000 --json {folder / 'p.json'} --html {folder / 'p.html'}"
     assert main(["plan", str(lengths), *f"{SMALL} {options} --write-costs {folder / 'planned.json'}".split()]) == 0
     figures: dict[str, Any] = json.loads((folder / "p.json").read_text())
     return figures, folder
@@ -50,12 +50,14 @@ def test_hours_money_and_speed_ups_follow_from_the_time(made: tuple[dict[str, An
         summary = way["summary"]
         assert way["seconds"] == pytest.approx(summary["sim_time_s"] / summary["samples_emitted"] * 3 * SAMPLES)
         assert way["gpu_hours"] == pytest.approx(way["seconds"] * 4 / 3600)
-        assert way["usd"] == pytest.approx(2 * way["gpu_hours"])
+        assert way["usd"] == pytest.approx(900_000 * way["gpu_hours"])
         assert way["speedup"] == pytest.approx(ways[1]["seconds"] / way["seconds"])
         assert summary["samples_per_update"] == pytest.approx(32, rel=0.1)
         for name, band in way["bands"].items():
             assert band["low"] <= way[name] <= band["high"], name
-        assert way["bands"]["usd"]["low"] == pytest.approx(2 * way["bands"]["gpu_hours"]["low"]), "the price is certain"
+        assert way["bands"]["usd"]["low"] == pytest.approx(900_000 * way["bands"]["gpu_hours"]["low"]), (
+            "the price is certain"
+        )
         low, high = way["bands"]["speedup"]["low"], way["bands"]["speedup"]["high"]
         assert high / low < way["bands"]["seconds"]["high"] / way["bands"]["seconds"]["low"], "most slows both"
         assert way["token_budget"] <= figures["memory"]["range"][0]
@@ -144,6 +146,8 @@ def test_the_page_says_it_first(made: tuple[dict[str, Any], Path]) -> None:
     assert f"{figures['ways'][0]['speedup']:.2f} times as fast" in headline[1]
     assert text.index("Nine times of ten") < text.index("<h2>")
     assert figures["commands"][1] in text
+    usd = figures["ways"][0]["bands"]["usd"]
+    assert text.count(f"{usd['low']:,.0f} to {usd['high']:,.0f}") == 3, "in the band, the paragraph and the table"
 
 
 def test_a_run_of_tokens_and_steps_of_their_own(lengths: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from odb_sim.reports.charts import Bars, Series
 from odb_sim.reports.document import PageSource
 from odb_sim.reports.page import Page
 from odb_sim.reports.run_report import describe_range, describe_seconds, draw_run, split_percent
-from odb_sim.studies.plan import RunPlan
+from odb_sim.studies.plan import RunPlan, Way
 
 HEADER: Final = ["way", "speed-up", "band", "time", "time's band", "GPU-hours", "USD", "USD's band", "padding"]
 
@@ -26,7 +26,6 @@ def build_rows(plan: RunPlan) -> list[list[str]]:
     rows = []
     for way in plan.ways:
         seconds, band = plan.compute_seconds(way), plan.band(way)
-        money, paid = plan.compute_money(way), plan.band_money(way)
         rows.append(
             [
                 way.name,
@@ -35,8 +34,8 @@ def build_rows(plan: RunPlan) -> list[list[str]]:
                 describe_seconds(seconds),
                 describe_range(seconds * band.low, seconds * band.high),
                 show(plan.compute_gpu_hours(way)),
-                show(money),
-                f"{show(money * paid.low)} to {show(money * paid.high)}",
+                show(plan.compute_money(way)),
+                _describe_money(plan, way),
                 f"{way.summary.padding_ratio:.1%}",
             ]
         )
@@ -46,6 +45,11 @@ def build_rows(plan: RunPlan) -> list[list[str]]:
 def show(value: float) -> str:
     """Returns an amount with about three digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _describe_money(plan: RunPlan, way: Way) -> str:
+    money, band = plan.compute_money(way), plan.band_money(way)
+    return f"{show(money * band.low)} to {show(money * band.high)}"
 
 
 def describe_plan(plan: RunPlan) -> str:
@@ -68,7 +72,7 @@ def describe_plan(plan: RunPlan) -> str:
         f"{job.activations}) take {describe_seconds(seconds)} "
         f"({describe_range(seconds * band.low, seconds * band.high)} nine times of ten): "
         f"{show(plan.compute_gpu_hours(best))} GPU-hours, {show(plan.compute_money(best))} USD "
-        f"({plan.band_money(best).describe(plan.compute_money(best), ',.3g')}) at {price.value:g} USD a GPU-hour"
+        f"({_describe_money(plan, best)}) at {price.value:g} USD a GPU-hour"
         f"{f', a list price of {price.date}' if price.date else ''}.",
         f"Set a token budget of {best.what.budget_tokens:,}"
         + (f" and a window of {best.what.window_samples:,}" if wanted.global_batch is None else "")
@@ -129,8 +133,7 @@ def write_plan_report(path: Path, plan: RunPlan, commands: Sequence[str], source
         f"Training takes **{describe_seconds(seconds)}** and {show(plan.compute_money(best))} USD, {speedup:.2f} times as fast "
         "as with fixed batches",
         band=f"Nine times of ten {describe_range(seconds * band.low, seconds * band.high)}, "
-        f"{plan.band_money(best).describe(plan.compute_money(best), ',.3g')} USD, "
-        f"{plan.band_speedup(best).describe(speedup)} times as fast.",
+        f"{_describe_money(plan, best)} USD, {plan.band_speedup(best).describe(speedup)} times as fast.",
         lead=describe_plan(plan),
         cautions=plan.cautions,
     )
