@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -287,12 +288,13 @@ def test_a_question_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> N
 def test_the_command(tmp_path: Path, shards: str, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "t.html"
     command = f"tune gsm8k --samples 100 --ranks 2 --memory-tokens 2048 --window-max 32 --shards {shards}"
-    data = get_figures(f"{command} --processes 1 --no-beside --html {page}")
+    data = get_figures(f"{command} --processes 1 --no-beside --host-bytes-per-token 1 --html {page}")
     assert data["beside"] == []
     assert data["recommended"]["shards"] == shards
     text = capsys.readouterr().out
     assert f"--window {data['window']} --token-budget {data['token_budget']} --depth {data['depth']}" in data["options"]
     assert f"Recommended: {data['options']};" in text
+    assert f"at most {ceil(data['host_mib'])} MiB of host memory" in text
     assert len(data["reasons"]) == 7
     assert data["options"] in page.read_text()
     assert main(["tune", "gsm8k", "--ranks", "0", "--memory-tokens", "2048", "--processes", "1"]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from math import ceil
 from pathlib import Path
 from typing import Final
 
@@ -118,7 +119,7 @@ def _describe(tuning: Tuning, question: Question, mebibytes: float) -> str:
     text = (
         f"Recommended: {tuning.options}; {tuning.recommended.rate:,.0f} tokens/s over an epoch of "
         f"{question.epoch_samples:,} samples ({describe_update(tuning.recommended.summary)} an update), at most "
-        f"{mebibytes:,.0f} MiB of host memory a rank. {len(tuning.tried)} simulations."
+        f"{ceil(mebibytes):,} MiB of host memory a rank. {len(tuning.tried)} simulations."
     )
     if tuning.samples_over_memory:
         text += (
