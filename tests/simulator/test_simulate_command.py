@@ -26,6 +26,12 @@ def simulate(*arguments: str) -> int:
     return main([*COMMAND, *arguments])
 
 
+def test_a_short_epoch_is_told_with_three_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "lengths.csv").write_text("total_tokens\n5\n")
+    figures = get_figures(["simulate", str(tmp_path / "lengths.csv"), "--ranks", "1", "--token-budget", "5"])
+    assert f"/s) in {figures['sim_time_s']:.3g} simulated seconds" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("policy", ["odb", "paper", "standard"])
 def test_json_says_what_was_run_and_how_sure_it_is(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     window, depth = (None, None) if policy == "standard" else (32, 8)

@@ -175,8 +175,8 @@ def _print_summary(summary: Summary) -> None:
     print(
         f"{summary.policy} on {summary.lengths}, {summary.ranks:,} ranks, {describe_budget(summary)}"
         f"{describe_window(summary)}: {summary.tokens_per_s:,.0f} tokens/s\n"
-        f"{summary.samples_emitted:,} of {summary.samples_total:,} samples ({summary.samples_per_s:,.1f}/s) in "
-        f"{summary.sim_time_s:,.1f} simulated seconds; {_describe_outcome(summary)}\n"
+        f"{summary.samples_emitted:,} of {summary.samples_total:,} samples ({_describe_amount(summary.samples_per_s)}/s) in "
+        f"{_describe_amount(summary.sim_time_s)} simulated seconds; {_describe_outcome(summary)}\n"
         f"{summary.updates:,} updates of {describe_update(summary)}; driver: {summary.driver}, "
         f"{summary.wall_time_s:,.1f} s here"
     )
@@ -184,6 +184,10 @@ def _print_summary(summary: Summary) -> None:
     shown = (*_SHOWN, "ending_share") if summary.ending_share else _SHOWN
     print_table("", ["figure", "value"], [[key, _format(figures[key])] for key in shown])
     print(f"All {len(figures)} figures: --json FILE")
+
+
+def _describe_amount(value: float) -> str:
+    return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
 
 
 def _describe_outcome(summary: Summary) -> str:
