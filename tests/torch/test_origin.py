@@ -10,11 +10,11 @@ import pytest
 import torch.distributed as dist
 
 from odb_ref.trace.check import Property, Status, check_traces
+from tests.helpers.tamper import tamper
 from tests.torch import data
 from tests.torch.data import Numbers
 from tests.torch.ranks import get_values, run_each, run_ranks
 from tests.trace.lies import find_broken
-from tests.trace.test_lineage import change
 
 BAD = {"on_bad_sample": "quarantine", "max_bad_samples": 3}
 SAMPLES = Numbers(0, 60, bad=7, fault="raise")
@@ -78,5 +78,5 @@ def test_parts_of_an_epoch_by_other_numbers_of_ranks_are_linked(
     assert verdict.is_ok, [str(item) for item in verdict.violations]
     assert [job.get_status(Property.RESUME) for job in verdict.jobs[1:]] == [Status.HOLDS] * (len(ranks) - 1)
     for path in tmp_path.glob("part1*"):
-        change(path, lambda trace: trace.header["before"][-1].update(steps=2))
+        tamper(path, lambda trace: trace.header["before"][-1].update(steps=2))
     assert find_broken(*paths) == {"RESUME"}
