@@ -38,7 +38,7 @@ DESCRIPTION: Final = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    text = "several explorations in one go; of the other options --policy applies to them"
+    text = "several explorations in one go; of the options that describe a world only --policy applies"
     parser.add_argument("--suite", choices=sorted(SUITES), help=text)
     add_number(parser, "--ranks", "N", "number of ranks (default: that of --shard-sizes, or 2)")
     text = "samples of each rank (default: 3,1 and so on)"

@@ -10,12 +10,12 @@ from odb_ref.core.offer import Offer
 
 @dataclass(frozen=True, slots=True)
 class ScatteredRule:
-    """Answers with any target within the bounds, and with another as soon as one number of the agreement is another."""
+    """Mixes numbers of the agreement into a target, which may lie anywhere within the bounds."""
 
     name: str = "scattered"
 
     def compute_target(self, agreement: Offer) -> int:
-        """Returns some target within `compute_bounds`."""
+        """Returns a target within `compute_bounds`."""
         low, high = compute_bounds(agreement)
         seen = (
             7 * agreement.round_min + 11 * agreement.samples_min + 13 * agreement.groups_min + 17 * agreement.groups_max

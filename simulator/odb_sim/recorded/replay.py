@@ -112,13 +112,13 @@ def _build_shared_workload(recorded: RecordedRun, total: int) -> Workload:
     Raises: UsageError when samples were set aside, or the order exceeds the largest workload.
     """
     if any(rank.has_gaps for rank in recorded.ranks) or total > LARGEST_WORKLOAD:
-        raise UsageError(f"{recorded.name}: the trace does not hold the order that its ranks have shared")
+        raise UsageError("the trace does not hold the order that its ranks have shared")
     tokens, supervised = np.ones(total, dtype=np.int64), np.ones(total, dtype=np.int64)
     resources = np.zeros((total, len(recorded.config.limits)), dtype=np.int64)
     for rank in recorded.ranks:
         for place, sample in zip(rank.places, rank.samples, strict=False):  # the last one may not have been read
             if not 0 <= place < total:
-                raise UsageError(f"{recorded.name}: rank {rank.rank} draws place {place} of {total}")
+                raise UsageError(f"rank {rank.rank} draws place {place} of {total}")
             tokens[place], supervised[place], resources[place] = sample.length, sample.supervised, sample.costs
     return Workload(
         name=recorded.name,
@@ -164,9 +164,9 @@ def build_run(
     """
     config = recorded.config
     if config.rule.name not in RULES:
-        raise UsageError(f"{recorded.name}: the rule {config.rule.name!r} does not ship, so it cannot be replayed")
+        raise UsageError(f"the rule {config.rule.name!r} does not ship, so it cannot be replayed")
     if not any(rank.samples for rank in recorded.ranks):
-        raise UsageError(f"{recorded.name}: no rank has read a sample, so there is nothing to replay")
+        raise UsageError("no rank has read a sample, so there is nothing to replay")
     what = Run(
         workload=build_workload(recorded),
         policy=config.rule.name,

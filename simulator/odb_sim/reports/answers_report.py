@@ -214,7 +214,7 @@ def _draw_pair(what: Run, label: str) -> list[FillMap]:
 
 def _choose_own(what: Run) -> Run:
     """Returns the run whose figures a comparison shows: each step is an update, unless the protocol forms the updates."""
-    return what if what.is_protocol and what.update_samples is not None else replace(what, global_batch=EVERY_STEP)
+    return what if what.forms_updates else replace(what, global_batch=EVERY_STEP)
 
 
 def _add_sliders(page: Page, answers: Sequence[CellAnswer], start: CellAnswer, notes: dict[CellAnswer, str]) -> None:

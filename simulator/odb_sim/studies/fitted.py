@@ -18,7 +18,7 @@ def fit_batches(what: Run) -> Run:
     The protocol's own updates of a fixed number of samples (R16) need no fitting, because a step is only a part of one.
     """
     goal, is_tokens = what.global_batch.goal, what.global_batch.tokens is not None
-    if goal is None or (what.is_protocol and what.update_samples is not None):
+    if goal is None or what.forms_updates:
         return what
     for _ in range(_MOST_TRIES):
         own = run(replace(what, global_batch=EVERY_STEP)).summary

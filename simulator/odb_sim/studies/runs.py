@@ -162,6 +162,11 @@ class Run(Epoch):
         return self.rule is not None or is_rule(self.policy)
 
     @property
+    def forms_updates(self) -> bool:
+        """True when the protocol forms updates of a fixed number of samples (R16), whatever the global batch is."""
+        return self.is_protocol and self.update_samples is not None
+
+    @property
     def has_window(self) -> bool:
         """True when ranks group a window of samples at a time: see `has_window`."""
         return self.update_samples is None if self.rule is not None else has_window(self.policy, self.update_samples)
@@ -261,7 +266,7 @@ def run(
     Raises: InvariantError when a property of the protocol does not hold, UsageError when ``what.driver`` cannot simulate it.
     """
     begin_s = time.perf_counter()
-    if what.is_protocol and what.update_samples is not None:  # overrides the global batch of a comparison
+    if what.forms_updates:  # overrides the global batch of a comparison
         what = replace(what, global_batch=GlobalBatch(samples=what.update_samples))
     batch_size: int | None = None
     policy, driver = what.policy, "plan"

@@ -35,10 +35,8 @@ from odb_sim.explore.weights import WeightJudge
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import Sharding, Workload, build_workload
 from odb_sim.studies.runs import Driver, Run, run
-from odb_sim.verify.verdict import OF_THE_WORLD, Finding, Stage, encode_stage
+from odb_sim.verify.verdict import BOUNDS, OF_THE_WORLD, Finding, Stage, encode_stage
 
-BOUNDS: Final = "RULE-BOUNDS"
-"""What is violated if a shipped rule leaves its bounds, which the core checks."""
 WORLDS: Final = 150
 LARGE_WORLDS: Final = 40
 LARGE_RANKS: Final = 48

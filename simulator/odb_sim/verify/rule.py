@@ -28,7 +28,7 @@ from odb_sim.inputs.rules import describe_error
 from odb_sim.verify.language import Judged
 from odb_sim.verify.symbolic import Number, Paths, Truth, UndecidedError
 from odb_sim.verify.variants import iterate_changes
-from odb_sim.verify.verdict import Finding, Stage
+from odb_sim.verify.verdict import BOUNDS, Finding, Stage
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 Answer = int | str
 """A target, or a text that says why there is none."""
 
-BOUNDS, PURE, NAME = "RULE-BOUNDS", "RULE-PURE", "RULE-NAME"
+PURE: Final = "RULE-PURE"
+NAME: Final = "RULE-NAME"
 _SHOWN: Final = ("round_min", "samples_min", "samples_max", "groups_min", "groups_max", "due_max", "budget_min")
 
 

@@ -9,6 +9,8 @@ from typing import Final
 
 from odb_sim.explore.scenario import Scenario, decode_scenario, encode_scenario
 
+BOUNDS: Final = "RULE-BOUNDS"
+"""A target rule stays within its bounds, which the core checks of every answer. Spec: R3.3."""
 OF_THE_WORLD: Final = (
     *("ALIGN", "CONSERVE", "COVER", "ONCE", "QUOTA", "FREE", "TERM", "ABORT"),
     *("RELEASE", "STOP", "BUDGET", "SIZES", "FEWEST", "AGE", "ORDER", "WEIGHT", "REPLAY", "UPDATE", "DEAL"),

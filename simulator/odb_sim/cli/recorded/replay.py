@@ -87,7 +87,7 @@ def replay_all(
                     recorded, costs=costs, workers=workers, global_batch=global_batch, on_progress=on_progress
                 )
             except UsageError as error:
-                raise UsageError(f"{recorded.name}: {str(error).removeprefix(f'{recorded.name}: ')}") from error
+                raise UsageError(f"{recorded.name}: {error}") from error
             replays.append(found)
     return replays
 
