@@ -56,7 +56,7 @@ class Epochs(Generic[Batch]):
     _ranks: Ranks
     _resources: Resources
     _config: Config
-    """The configuration of a single rank; `_make_config` adds rank, world size and ramp."""
+    """The configuration of a single rank; `_set_ramp` sets the ramp, which depends on the number of samples."""
     _ramp_rounds: int | None
     _spec: PipelineSpec
     _weighting: Weighting
@@ -159,7 +159,8 @@ class Epochs(Generic[Batch]):
 
         Raises: UsageError for a stream, or with a sampler of your own.
         """
-        config = self._make_config(*self._ranks.find_rank_and_size())
+        rank, world_size = self._ranks.find_rank_and_size()
+        config = self._set_ramp(replace(self._config, rank=rank, world_size=world_size))
         return estimate_steps(self._order, self._spec.measure, config, samples, self.gather)
 
     def steps(self) -> StepIterator[Batch]:
@@ -175,11 +176,13 @@ class Epochs(Generic[Batch]):
         self._origin.check()
         exchange = session.get_exchange(self._make_exchange)
         roster = exchange.roster
-        base = replace(self._make_config(roster.rank, roster.world_size), peer=roster.peer, peers=roster.peers)
+        base = replace(
+            self._config, rank=roster.rank, world_size=roster.world_size, peer=roster.peer, peers=roster.peers
+        )
         service = session.get_service(self._make_service)
         try:
-            start = self._begin(roster, exchange.identity, f"{exchange.run:x}")
-            config = start.make_config(base)
+            start, bound = self._begin(roster, exchange.identity, f"{exchange.run:x}"), self._compute_bound()
+            config = start.make_config(self._set_ramp(base))
             if start.trace is not None:
                 claim_trace(start.trace, self)
                 # Fails early if the file cannot be written, and leaves a header if this process is killed soon.
@@ -191,7 +194,7 @@ class Epochs(Generic[Batch]):
         delivery = self._make_delivery(config, service, exchange, start)
         self._steps_before, self._delivery = start.steps_before, delivery
         session.begin(delivery)
-        return EpochIterator(self, delivery, self._compute_bound(), told=self._told)
+        return EpochIterator(self, delivery, bound, told=self._told)
 
     # State -----------------------------------------------------------------------------------------------------------
 
@@ -332,13 +335,12 @@ class Epochs(Generic[Batch]):
 
     # Parts -----------------------------------------------------------------------------------------------------------
 
-    def _make_config(self, rank: int, world_size: int) -> Config:
-        """Returns the configuration that all epochs share: see `EpochStart.make_config`."""
+    def _set_ramp(self, config: Config) -> Config:
         ramp = self._ramp_rounds
         if ramp is None:
-            samples = self._order.count_samples() / world_size if self._order.is_auto else None
-            ramp = choose_ramp(self._config.window_samples, samples)
-        return replace(self._config, rank=rank, world_size=world_size, ramp_rounds=ramp)
+            samples = self._order.count_samples() / config.world_size if self._order.is_auto else None
+            ramp = choose_ramp(config.window_samples, samples)
+        return replace(config, ramp_rounds=ramp)
 
     def _make_exchange(self) -> Exchange:
         roster = self._ranks.make_roster()

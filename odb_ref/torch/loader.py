@@ -270,7 +270,7 @@ class ODBDataLoader(Epochs[Batch]):
             "trainer_divides_loss": self._weighting.is_divided_by_steps,
         }
         # Refuses impossible settings before any process has started.
-        shared = json.loads(self._make_config(0, 1).shared_json)
+        shared = json.loads(self._set_ramp(self._config).shared_json)
         decisive |= {key: value for key, value in shared.items() if key not in ("tag", "world_size")}
         self._schedule = Schedule(
             self._order,

@@ -94,6 +94,37 @@ def test_a_failure_on_one_rank_is_the_same_error_on_all_before_any_waits(tmp_pat
         check_traced(path.parent)
 
 
+def lose_the_index(rank: int, num_workers: int, shard: str) -> str:
+    """Runs an epoch that rank 1 cannot begin, because its data set no longer has a length, and then a whole one."""
+    is_gone = False
+
+    class Vanishing(Numbers):
+        def __len__(self) -> int:
+            if is_gone:
+                raise RuntimeError("the index is gone")
+            return self.count
+
+    options = {"shard": shard, "num_workers": num_workers, "timeout_s": 60, "name": "train"}
+    with data.make_loader(Vanishing(0, 40), **options) as loader:
+        state = loader.state_dict()
+        is_gone = rank == 1
+        with pytest.raises((JobError, RuntimeError)) as caught:
+            list(loader)
+        is_gone = False
+        loader.load_state_dict(state)
+        assert list(loader)
+    return f"{caught.type.__name__}: {caught.value}"
+
+
+def test_a_rank_that_cannot_begin_an_epoch_is_the_error_on_all() -> None:
+    """Spec: R7.2. Checks: ABORT."""
+    cases = [(0, "given"), (0, "auto"), (1, "auto"), (1, "given")]
+    for case, results in zip(cases, run_each(3, lose_the_index, cases), strict=True):
+        own, told = "RuntimeError: the index is gone", "JobError: rank 1 failed: RuntimeError: the index is gone"
+        assert get_values(results) == [told, own, told], case
+        assert max(result.seconds for result in results) < 10
+
+
 def test_a_failure_is_told_before_workers_that_hang_are_waited_for() -> None:
     """Checks: ABORT. torch waits five seconds for each."""
 

@@ -137,16 +137,16 @@ def hold_the_lock(seconds: int, is_busy: bool = False) -> None:
 
 
 class Holding(Numbers):
-    """Takes its time when the loader process asks for its length."""
+    """Takes its time when the loader process asks whether it reads many samples at once."""
 
     def __init__(self, seconds: int, is_busy: bool) -> None:
         super().__init__(0, 40)
         self.seconds, self.is_busy = seconds, is_busy
 
-    def __len__(self) -> int:
-        if multiprocessing.current_process().name == "odb-loader":
+    def __getattr__(self, name: str) -> Any:
+        if name == "__getitems__" and multiprocessing.current_process().name == "odb-loader":
             hold_the_lock(self.seconds, self.is_busy)
-        return super().__len__()
+        raise AttributeError(name)
 
 
 def run_pairs(function: Callable[..., Any], cases: list[tuple[Any, ...]]) -> list[list[Result]]:

@@ -126,7 +126,7 @@ def _count_rows(batch: object) -> int:
 class Collator:
     """Holds one rank's samples between reading and collating. One thread may fill it while another empties it."""
 
-    def __init__(self, on_idle: OnIdle, get_idle_sample: Callable[[], object] | None) -> None:
+    def __init__(self, on_idle: OnIdle, get_idle_sample: Callable[[], object]) -> None:
         self._on_idle = on_idle
         self._get_idle_sample = get_idle_sample
         self._epoch_seed = 0
@@ -195,11 +195,11 @@ class Collator:
     def _make_idle_sample(self) -> object:
         if self._cheapest is not None:
             return copy.deepcopy(self._cheapest.sample)
-        if self._get_idle_sample is None:
-            raise UsageError(f"this rank has no sample to replay in idle steps: {_IDLE_ADVICE}")
         try:
             sample = self._get_idle_sample()
-        except Exception as error:  # a data set that lacks key 0, or that only a worker can read
+        except (
+            Exception
+        ) as error:  # a data set that is empty, lacks key 0, or can be read in a worker only, or a stream
             what = "this rank has no sample to replay in idle steps, and cannot read the data set's first sample in its process"
             raise UsageError(f"{what} ({describe(error)}): {_IDLE_ADVICE}") from error
         copied = _copy(sample)

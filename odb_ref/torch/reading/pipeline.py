@@ -12,7 +12,7 @@ from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from odb_ref.torch.reading.collate_workers import CollateWorkers
 from odb_ref.torch.reading.collator import BatchMaker, CollateFn, Collator, Made, OnIdle, OwnMemory
@@ -60,8 +60,9 @@ class ReadPipeline:
 
     def __init__(self, spec: PipelineSpec, *, is_inline: bool) -> None:
         self._spec = spec
-        self._source = _make_source(spec)
-        self._collator = Collator(spec.on_idle, _make_idle_source(spec))
+        self._source: Source | None = None
+        """Made by the first `begin`, because user code may raise then, as in the length of a data set."""
+        self._collator = Collator(spec.on_idle, partial(_get_idle_sample, spec))
         self._make = BatchMaker(spec.collate_fn, spec.label_check, is_packed=spec.is_packed)
         self._workers: CollateWorkers | None = None
         if not is_inline:
@@ -79,7 +80,7 @@ class ReadPipeline:
         """Starts an epoch. Reports nothing before the first `read`."""
         self.end()
         # Processes that outlive an epoch may have died in the meantime.
-        if self.find_dead_worker() is not None:
+        if self._source is None or self.find_dead_worker() is not None:
             self._kill_workers()
             self._source = _make_source(self._spec)
         if self._workers is not None and self._workers.has_lost_one:
@@ -164,7 +165,7 @@ class ReadPipeline:
             self._workers.close()  # otherwise their batches would arrive in the next epoch
 
     def _kill_workers(self) -> None:
-        for worker in self._source.workers:  # this process's children
+        for worker in self._readers:  # this process's children
             worker.kill()
 
     def close(self) -> None:
@@ -172,20 +173,25 @@ class ReadPipeline:
         self.end()
         if self._workers is not None:
             self._workers.close()
-        self._source.close()
+        if self._source is not None:
+            self._source.close()
+
+    @property
+    def _readers(self) -> tuple[BaseProcess, ...]:
+        return () if self._source is None else self._source.workers
 
     @property
     def processes(self) -> tuple[BaseProcess, ...]:
         """The processes that read and those that collate."""
-        return self._source.workers + (() if self._workers is None else self._workers.processes)
+        return self._readers + (() if self._workers is None else self._workers.processes)
 
     def find_dead_worker(self) -> BaseProcess | None:
         """Returns a worker that has failed by itself. For a process without other children."""
-        return find_failed(self._source.workers)
+        return find_failed(self._readers)
 
     def take_rebuild_failure(self) -> str:
         """Returns why a worker could not rebuild what it was sent, once, or an empty string."""
-        return self._source.take_rebuild_failure()
+        return "" if self._source is None else self._source.take_rebuild_failure()
 
 
 def find_failed(workers: Sequence[BaseProcess]) -> BaseProcess | None:
@@ -202,16 +208,14 @@ def _make_source(spec: PipelineSpec) -> Source:
     return Source(spec.dataset, measure, spec.options, is_guarded=is_guarded)
 
 
-def _make_idle_source(spec: PipelineSpec) -> Callable[[], object] | None:
-    dataset, idle_sample = spec.dataset, spec.idle_sample
-    if idle_sample is not None:
-        return lambda: idle_sample
-    if isinstance(dataset, IterableDataset) or (isinstance(dataset, Sized) and not len(dataset)):
-        return None
+def _get_idle_sample(spec: PipelineSpec) -> object:
+    dataset = spec.dataset
+    if spec.idle_sample is not None:
+        return spec.idle_sample
     if spec.on_bad_sample is OnBadSample.FAIL:
-        return lambda: dataset[0]
+        return dataset[0]
     tries = min(IDLE_TRIES, len(dataset)) if isinstance(dataset, Sized) else 1
-    return lambda: unpack(find_good(dataset, spec.measure, tries))
+    return unpack(find_good(dataset, spec.measure, tries))
 
 
 class _Maker:

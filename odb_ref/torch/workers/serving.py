@@ -192,12 +192,7 @@ def serve(task: LoaderTask) -> None:
     spec, sender = task.spec, _Sender(task.pipe)
     # Torch's own check does not end a worker that is blocked sending to a reader that is gone, because the pipe is full.
     watch = partial(_start_watch, None if task.forked_from is None else os.getpid())
-    try:
-        server = LoaderServer(replace(spec, options=replace(spec.options, process_init_fn=watch)), sender)
-    except BaseException as error:  # a DataLoader may refuse its arguments, and len() of the data set may raise
-        _Reporter(sender, task.epoch).on_error(describe(error), error)
-        sender.close()
-        return
+    server = LoaderServer(replace(spec, options=replace(spec.options, process_init_fn=watch)), sender)
 
     def look() -> None:
         server.check_workers(WATCH_S)
@@ -248,7 +243,7 @@ class LoaderServer(ReadPipeline):
         self._reporter, reporter = None, _Reporter(self._sender, epoch)
         try:
             self.begin(plan, reporter, read_ahead)
-        except BaseException as error:  # a sampler or a data set may raise anything
+        except BaseException as error:  # a data set may raise anything, and a DataLoader may refuse its arguments
             reporter.on_error(describe(error), error)
         # Set this only now: workers that died since the last epoch were replaced and do not concern this one.
         self._reporter = reporter
