@@ -38,6 +38,7 @@ class EpochIterator(_Unique, Generic[Batch]):
         """A warning that the user has turned into an error. Raised after its batch, which would be lost otherwise."""
         self._delivery = delivery
         self._len_bound = len_bound
+        self._is_reading = False
 
     def __iter__(self) -> Self:
         return self
@@ -55,20 +56,29 @@ class EpochIterator(_Unique, Generic[Batch]):
         """Returns the next batch and its `StepInfo`.
 
         Raises: StopIteration when the epoch is complete, JobError when it has ended early, UsageError when the iterator has
-        lost it, or when a step was lost because Ctrl-C or a signal handler's exception came while it was handed out.
+        lost it, when it is already reading a step, or when a step was lost because Ctrl-C or a signal handler's exception came
+        while it was handed out.
         """
-        delivery = self._delivery
-        delivery.check_whole()
-        first = delivery.next_step
+        delivery, first = self._delivery, None
+        if self._is_reading:
+            raise UsageError(
+                "this iterator is already asked for a step, by another thread or by a caller of this function, such as a "
+                "collate_fn: ask for one step at a time"
+            )
         try:
+            self._is_reading = True
+            delivery.check_whole()
+            first = delivery.next_step
             batch, info = self._take()
             # Made by collate_fn. It is None only with on_idle="none", and then the caller's type must allow that.
             return cast(Batch, batch), info
         except BaseException as error:
-            if delivery.next_step != first:
+            if first not in (None, delivery.next_step):
                 delivery.lost = f"step {first} was lost when {type(error).__name__} came while it was handed out"
                 self.close()
             raise
+        finally:
+            self._is_reading = False
 
     def _take(self) -> tuple[object, StepInfo]:
         if self._put_off is not None:

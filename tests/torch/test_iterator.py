@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import re
 import signal
+import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pytest
 
-from odb_ref.torch import UsageError
+from odb_ref.torch import JobError, UsageError
+from tests.torch import data
 from tests.torch.data import Numbers, catch_texts, make_loader, read_numbers, save
 from tests.torch.ranks import check_errors, get_values, run_each, run_ranks
 
@@ -62,6 +65,33 @@ def test_an_iterator_that_has_had_its_last_step_has_lost_nothing() -> None:
         assert list(second)
         assert next(second, None) is None
     assert next(second, None) is None
+
+
+def test_one_step_is_asked_for_at_a_time() -> None:
+    def ask(samples: list[Any]) -> Any:
+        return next(batches)
+
+    with make_loader(collate_fn=ask) as loader:
+        batches = iter(loader)
+        with pytest.raises(JobError, match="rank 0 failed: UsageError: this iterator is already asked for a step"):
+            next(batches)
+
+    entered, asked = threading.Event(), threading.Event()
+
+    def wait(samples: list[Any]) -> Any:
+        entered.set()
+        assert asked.wait(20)
+        return data.collate(samples)
+
+    with make_loader(collate_fn=wait) as loader, ThreadPoolExecutor() as pool:
+        batches = iter(loader)
+        first = pool.submit(next, batches)
+        assert entered.wait(20)
+        with pytest.raises(UsageError, match="by another thread"):
+            next(batches)
+        asked.set()
+        numbers = [number for batch in (first.result(), *batches) for number in batch["numbers"]]
+    assert sorted(numbers) == list(range(40))
 
 
 def test_nested_loops_are_refused_on_every_rank() -> None:
