@@ -95,6 +95,12 @@ def check_functions(**functions: object) -> None:
             raise UsageError(f"{name} must be a function, got {type(function).__name__}")
 
 
+def check_kind(value: object, name: str, kind: type | tuple[type, ...], what: str) -> None:
+    """Checks that a value is of a kind, or None. Raises: UsageError."""
+    if value is not None and not isinstance(value, kind):
+        raise UsageError(f"{name} must be {what}, got {value!r}")
+
+
 def check_transport(name: str) -> str:
     """Returns the name. Raises: UsageError when there is no such transport."""
     if name not in TRANSPORTS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from inspect import signature
+from os import PathLike
 from pathlib import Path
 from typing import Final, NoReturn, SupportsIndex, TypeVar, cast
 
@@ -24,6 +25,7 @@ from odb_ref.core.types import Mode
 from odb_ref.torch.arguments import (
     check_flag,
     check_functions,
+    check_kind,
     check_len_bound,
     check_max_bad,
     check_name,
@@ -151,6 +153,9 @@ class ODBDataLoader(Epochs[Batch]):
             cost_fn=batching.cost_fn,
             budget_schedule=batching.budget_schedule,
         )
+        check_kind(generator, "generator", torch.Generator, "a torch.Generator")
+        check_kind(mesh, "mesh", DeviceMesh, "a DeviceMesh")
+        check_kind(trace, "trace", (str, PathLike), "a path")
         self.dataset: Dataset[object] = dataset
         self.sampler: Iterable[object] | None = sampler
         causal_shift = loss.causal_shift is None or check_flag(loss.causal_shift, "causal_shift")

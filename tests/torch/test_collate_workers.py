@@ -129,15 +129,13 @@ FATAL = 80
 class FailsLate:
     """Collates slowly, and fails at one sample in a given way."""
 
-    def __init__(self, fail: Callable[[], None]) -> None:
+    def __init__(self, fail: Callable[[], Any]) -> None:
         self.fail = fail
 
-    def __call__(self, samples: list[Any]) -> list[int]:
+    def __call__(self, samples: list[Any]) -> Any:
         time.sleep(2 * SLOW_S)
         ids = [sample["number"] for sample in samples]
-        if FATAL in ids:
-            self.fail()
-        return ids
+        return self.fail() if FATAL in ids else ids
 
 
 def fail_plainly() -> None:
@@ -157,10 +155,14 @@ def die() -> None:
     [
         (fail_plainly, "ValueError: this sample cannot be collated"),
         (exit_quietly, "SystemExit: 3"),
+        (
+            threading.Lock,
+            "a batch cannot be sent to the training process .TypeError: cannot pickle '_thread.lock' object",
+        ),
         (die, r"the process that collates \(pid \d+\) exited unexpectedly \(exit code -9\) at step \d+"),
     ],
 )
-def test_a_failure_of_one_of_them_is_a_failure_of_the_rank(fail: Callable[[], None], cause: str) -> None:
+def test_a_failure_of_one_of_them_is_a_failure_of_the_rank(fail: Callable[[], Any], cause: str) -> None:
     """Preserves: ABORT."""
     with make_loader(Numbers(0, FATAL + 20), collate_fn=FailsLate(fail), num_workers=2) as loader:
         for _ in range(2):  # because remains of the previous epoch must not disturb

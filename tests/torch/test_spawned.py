@@ -139,10 +139,14 @@ def test_what_cannot_be_rebuilt_in_another_process_is_told(name: str, method: st
 class Fatal(Where):
     """Ends the process to which it is sent, like a main script without a guard."""
 
+    def __init__(self, code: int) -> None:
+        self.code = code
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return os._exit, (1,)
+        return os._exit, (self.code,)
 
 
-def test_a_process_that_ends_before_it_begins_says_what_may_be_missing() -> None:
-    said = r"exit code 1\) before it began\. .* work under if __name__ == '__main__'"
-    check_fails(make_loader(Fatal()), said)
+@pytest.mark.parametrize("code", [1, 0])
+def test_a_process_that_ends_before_it_begins_says_what_may_be_missing(code: int) -> None:
+    said = rf"exit code {code}\) before it began\. .* work under if __name__ == '__main__'"
+    check_fails(make_loader(Fatal(code)), said)

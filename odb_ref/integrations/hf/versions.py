@@ -10,6 +10,8 @@ from torch import Tensor
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LabelSmoother
 
+from odb_ref.torch.reading.counting import count_supervised
+
 
 def compute_split(trainer: Trainer) -> int:
     """Returns the number of ranks among which a sample is split. Before 5.0 a Trainer does not know all ways to split."""
@@ -48,7 +50,5 @@ def counts_first_labels(trainer: Trainer) -> bool:
 
 def compute_predicted_share(labels: object) -> float:
     """Returns the share of a batch's counted labels that is predicted: all except the first of each row."""
-    counted = labels.ne(-100) if isinstance(labels, Tensor) else None
-    if counted is None or not counted.any():
-        return 1.0
-    return counted[..., 1:].sum().item() / counted.sum().item()
+    counted = count_supervised(labels, is_shifted=False) if isinstance(labels, Tensor) else None
+    return (count_supervised(labels, is_shifted=True) or 0) / counted if counted else 1.0

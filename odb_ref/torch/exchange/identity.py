@@ -96,7 +96,10 @@ class LoaderIdentity:
 
 def describe_crossed(rank: str, ours: object, other: str, theirs: object) -> str:
     """Returns the error message for two ranks of the job that are in different loaders."""
-    return f"the ranks iterate over different loaders: {rank} over {ours}, {other} over {theirs}"
+    return (
+        f"the ranks iterate over different loaders, but must begin loaders in the same order: {rank} over {ours}, {other} over "
+        f"{theirs}"
+    )
 
 
 class _Generation:

@@ -70,7 +70,8 @@ def count_supervised(labels: object, *, is_shifted: bool) -> int | None:
         case torch.Tensor() if labels.is_nested:
             return sum(count_supervised(row, is_shifted=is_shifted) or 0 for row in labels.unbind())
         case torch.Tensor() if labels.ndim:
-            return int((labels[..., first:] != IGNORE_INDEX).sum())
+            counted = labels[..., first:]  # torch compares with -100 in an unsigned type too, as with 156
+            return int((counted != IGNORE_INDEX).sum()) if labels.dtype.is_signed else counted.numel()
         case np.ndarray() if labels.ndim:
             return int(np.count_nonzero(labels[..., first:] != IGNORE_INDEX))
         case [*rows] if rows:

@@ -44,6 +44,11 @@ def describe(error: BaseException) -> str:
     return found[:500] + "".join(f" ({note})" for note in notes[-1:])
 
 
+def describe_exit(code: int | None) -> str:
+    """Describes the end of a process that should not have ended. The code is None if the process may only be about to end."""
+    return "exited unexpectedly" + ("" if code is None else f" (exit code {code})")
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An exception on its way to another process, which may not know its class: described in one line, and its traceback."""

@@ -27,7 +27,7 @@ import torch.multiprocessing
 
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.exchange.process_table import kill_with_children
-from odb_ref.torch.reading.description import Failure, describe
+from odb_ref.torch.reading.description import Failure, describe, describe_exit
 from odb_ref.torch.reading.pipeline import PipelineSpec
 from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener
 from odb_ref.torch.workers.serving import (
@@ -221,8 +221,9 @@ class LoaderProcess:
                 except (EOFError, ConnectionResetError) as error:
                     if self._listener is not None:
                         process.join(1.0)
-                    cause = f"the loader process exited unexpectedly (exit code {process.exitcode})"
-                    is_script = process.exitcode == 1 and not silence.is_heard  # an exception before it sent anything
+                    cause = f"the loader process {describe_exit(process.exitcode)}"
+                    # It has ended by itself before it sent anything.
+                    is_script = not silence.is_heard and process.exitcode is not None and process.exitcode >= 0
                     self._lose(cause + _UNHEARD * is_script, error, pipe)
                     return
                 except BaseException as error:  # a batch that cannot be rebuilt in this process

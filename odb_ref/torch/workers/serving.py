@@ -27,7 +27,7 @@ import torch
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.exchange.process_table import read_status
 from odb_ref.torch.reading import collate_workers
-from odb_ref.torch.reading.description import Failure, RebuildReporter, describe
+from odb_ref.torch.reading.description import Failure, RebuildReporter, describe, describe_exit
 from odb_ref.torch.reading.pipeline import PipelineSpec, ReadPipeline
 from odb_ref.torch.reading.serialization import pack
 from odb_ref.torch.reading.service import ReadItem, ReadPlan, SampleListener
@@ -260,9 +260,7 @@ class LoaderServer(ReadPipeline):
         reporter = self._reporter  # read this first: a worker of an epoch that is just ending does not concern the next
         if (worker := self.find_dead_worker()) is not None:
             why = self.take_rebuild_failure()
-            _tell(
-                reporter, f"{_describe(worker)} exited unexpectedly (exit code {worker.exitcode}){why and f': {why}'}"
-            )
+            _tell(reporter, f"{_describe(worker)} {describe_exit(worker.exitcode)}{why and f': {why}'}")
             return False
         if (stopped := self._stops.look(self.processes, seconds)) is not None:
             worker, how = stopped
