@@ -113,7 +113,7 @@ def lists_all(sampler: object, dataset: object) -> bool:
             return _is_plain(sampler, DistributedSampler) and _holds_all(sampler.dataset, dataset)
         case RandomSampler():
             is_whole = _holds_all(sampler.data_source, dataset) and not sampler.replacement
-            return is_whole and sampler.num_samples == len(sampler.data_source)
+            return _is_plain(sampler, RandomSampler) and is_whole and sampler.num_samples == len(sampler.data_source)
         case SequentialSampler():
             return _is_plain(sampler, SequentialSampler) and _holds_all(sampler.data_source, dataset)
         case _:
@@ -127,8 +127,11 @@ def find_batch_sampler(dataloader: object) -> object:
 
 
 def _is_plain(sampler: object, kind: type[object]) -> bool:
-    """Returns True if the sampler lists the same as its base class does. A user's subclass may leave samples out."""
-    return type(sampler).__iter__ is kind.__iter__  # type: ignore[attr-defined]
+    """Returns True if the sampler lists what its base class does. A user's subclass may leave samples out; that of Accelerate
+    only sets a seed.
+    """
+    is_accelerate_s = type(sampler).__module__.startswith("accelerate.")
+    return is_accelerate_s or type(sampler).__iter__ is kind.__iter__  # type: ignore[attr-defined]
 
 
 def _holds_all(source: object, dataset: object) -> bool:

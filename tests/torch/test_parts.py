@@ -245,6 +245,13 @@ class Odd(SequentialSampler):
         return len(self.data_source) // 2
 
 
+class Twice(RandomSampler):
+    """Lists half of the samples, each twice."""
+
+    def __iter__(self) -> Iterator[int]:
+        return (place // 2 for place in range(len(self)))
+
+
 class Few(DistributedSampler[int]):
     """Lists three samples, on any rank."""
 
@@ -270,6 +277,7 @@ DATA = Numbers(0, 31)
         ({"sampler": RandomSampler(range(5))}, range(5)),
         ({"sampler": DistributedSampler(range(5), 1, 0)}, range(5)),
         ({"sampler": Odd(DATA)}, range(1, 31, 2)),
+        ({"sampler": Twice(DATA)}, [place // 2 for place in range(31)]),
         ({"sampler": Few(DATA, 1, 0)}, range(4, 7)),
         ({"sampler": SubsetRandomSampler([3, 1, 4, 15, 9, 2, 6])}, [1, 2, 3, 4, 6, 9, 15]),
         ({"sampler": WeightedRandomSampler([0.0] * 30 + [1.0], 5)}, [30] * 5),
