@@ -292,6 +292,12 @@ def test_a_rule_that_may_not_end_is_not_explored(tmp_path: Path, capsys: pytest.
     assert "line 4: a loop" in refuse(capsys, ["explore", "--policy", f"{path}:Rule"])
 
 
+def test_a_rule_with_the_name_of_another_is_not_explored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rule.py"
+    path.write_text("class Rule:\n    name = 'odb'\n    def compute_target(self, a):\n        return 1\n")
+    assert "of a shipped rule" in refuse(capsys, ["explore", "--policy", f"{path}:Rule"])
+
+
 def test_a_schedule_that_is_not_possible_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "scenario.json"
     for schedule, said in (

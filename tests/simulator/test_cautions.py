@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from odb_sim.cli.main import main
-from odb_sim.engine.cautions import About, Caution, summarize_cautions
+from odb_sim.engine.cautions import About, Caution, describe_long, summarize_cautions
 from odb_sim.inputs.conditions import BudgetTable, Conditions, Fault, FaultKind
 from odb_sim.inputs.costs import CollectiveCost, Costs, FittedTo
 from odb_sim.inputs.lengths import Lengths
@@ -41,8 +41,13 @@ def test_samples_over_the_budget_are_said_with_the_memory_they_need(policy: str)
     over = int((TOKENS > 150).sum())
     assert caution.about is About.MEMORY
     assert caution.text.startswith(f"{over} samples are longer than the budget of 150 tokens")
-    assert f"{TOKENS.max()} padded tokens, {TOKENS.max() / 150:.2f} times the budget" in caution.text
+    assert f"{TOKENS.max()} padded tokens, {TOKENS.max() / 150:.3g} times the budget" in caution.text
     assert result.summary.largest_batch_tokens == TOKENS.max()
+
+
+@pytest.mark.parametrize(("longest", "text"), [(7, "1.17"), (60, "10"), (12_000_000, "2,000,000")])
+def test_the_memory_they_need_reads_well_at_any_size(longest: int, text: str) -> None:
+    assert f", {text} times the budget" in describe_long(np.array([longest]), 6)
 
 
 @pytest.mark.parametrize("policy", ["standard", "hfg", "balanced"])

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from odb_sim.cli.main import EXAMPLES
 from odb_sim.inputs.costs import LARGEST_S
+from odb_sim.inputs.files import check_files, write_csv
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.studies.runs import Driver, run
 
 from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import WIRE_SIZE
 from tests.helpers.commands import get_figures, refuse
 from tests.helpers.simulated import make_run
@@ -57,6 +62,30 @@ def test_a_full_disk_is_told_with_the_file(option: str, capsys: pytest.CaptureFi
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     assert "/dev/full: No space left" in refuse(capsys, [*SIMULATE, option, "/dev/full"])
+
+
+def test_half_a_file_does_not_stay(tmp_path: Path) -> None:
+    def break_off() -> Iterator[list[str]]:
+        yield ["a"]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_csv(tmp_path / "steps.csv", break_off())
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_read_of_a_folder_is_not_written(tmp_path: Path) -> None:
+    (shard := tmp_path / "data.arrow").touch()
+    with pytest.raises(UsageError, match="contents would be lost"):
+        check_files(shard, reads=[tmp_path])
+
+
+@pytest.mark.parametrize(
+    "command", ["simulate", "compare", "sweep", "tune", "plan", "micro-batches", "lengths", "replay"]
+)
+def test_a_device_that_never_ends_is_not_read(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(EXAMPLES[command])[1:]
+    assert "/dev/zero: a device" in refuse(capsys, [words[0], "/dev/zero", *words[2:]])
 
 
 def test_host_memory_is_not_negative(capsys: pytest.CaptureFixture[str]) -> None:

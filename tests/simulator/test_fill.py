@@ -10,6 +10,7 @@ from odb_sim.engine.fill import MOST_CELLS, MOST_LENGTHS, MOST_RANKS, Fill, Fill
 from odb_sim.engine.metrics import Summary
 from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.workload import Sharding
+from odb_sim.reports.charts import describe_map
 from odb_sim.studies.runs import Driver, Run, run
 
 from tests.helpers.simulated import make_run
@@ -69,6 +70,7 @@ def test_a_map_is_bounded_whatever_the_run() -> None:
     assert steps == sorted(set(steps))
     assert sum(after - before > 1 for before, after in itertools.pairwise(steps)) == 2
     assert len(drawn.shorten(640).columns) == 9
+    assert "64 of 100 ranks; of these, " in describe_map(drawn)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 64, 65, 5000])

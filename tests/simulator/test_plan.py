@@ -285,6 +285,15 @@ def test_evenly_spaced_lengths_keep_the_longest_and_the_mean(lengths: Path) -> N
     assert drawn.mean() == pytest.approx(tokens.mean(), rel=0.05)
 
 
+def test_of_tiny_updates_which_take_long_fewer_samples_are_drawn() -> None:
+    tokens = np.arange(1, 10_001)
+    job = build_job(gpu="l40s", model="qwen2.5-0.5b", strategy="ddp", gpus=1)
+    drawn = [
+        Wanted(job=job, lengths=Lengths("all", tokens, tokens), global_batch=size).draw((0, 6000)) for size in (1, 8)
+    ]
+    assert [len(one) for one in drawn] == [750, 6000]
+
+
 def test_memory_that_is_known_holds_for_one_setting_of_recomputation(
     lengths: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

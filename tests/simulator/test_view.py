@@ -187,6 +187,15 @@ def test_a_rank_that_dies_when_all_loaders_are_done_is_told_by_the_steps_it_has_
     assert taken == {0: "2", 1: "1"}
 
 
+def test_the_headline_says_how_far_a_rank_came_whose_trace_breaks_off(
+    write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    lines = write("join").read_text().splitlines(keepends=True)
+    (trace := tmp_path / "half.ndjson").write_text("".join(lines[: len(lines) // 2]))
+    found = re.search(r"its trace ends here</strong>, after (\d+) of (\d+) planned steps</h1>", view(trace).read_text())
+    assert 0 < int(found[1]) < int(found[2])
+
+
 def test_a_trace_of_training_is_played_likewise(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from odb_ref import ODBDataLoader

@@ -6,11 +6,15 @@ import csv
 import json
 import sys
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 from odb_sim.cli.main import main
+from odb_sim.engine.cautions import say_amount
+from odb_sim.engine.updates import GlobalBatch
+from odb_sim.reports.tables import SWEEP
 from odb_sim.studies.cells import Runner
 from odb_sim.studies.clusters import open_executor
 from odb_sim.studies.processes import Local
@@ -34,6 +38,20 @@ def test_no_combination_repeats_another() -> None:
     points = build_points(policies=policies, ranks=[2], budgets=[9], windows=[16, 64], depths=[2, 4], update_samples=32)
     found = [[(at.window_samples, at.depth_steps) for at in points if at.policy == policy] for policy in policies]
     assert found == [[(16, 2), (16, 4)], [(16, 2), (64, 2)], [(16, 2)]]
+
+
+def test_the_table_shows_the_budget_and_the_seconds_of_the_figures() -> None:
+    """A global batch makes the budget smaller."""
+    point = replace(POINTS[-1], budget_tokens=20_000)
+    (answer,) = run_grid(
+        replace(STUDY, global_batch=GlobalBatch(samples=4)), [replace(point, policy="packing")], Runner(Local())
+    )
+    figures = answer.to_json()
+    assert figures["token_budget"] != 20_000
+    assert [SWEEP[name](answer) for name in ("budget", "sim s")] == [
+        f"{figures['token_budget']:,}",
+        say_amount(answer.summary.sim_time_s),
+    ]
 
 
 def test_any_executor_gives_the_same_answers_in_the_order_of_the_grid() -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.check import Follower, JobVerdict, Status, Verdict, Violation, check_traces
-from odb_sim.inputs.files import check_writable, write_json
+from odb_sim.inputs.files import check_files, write_json
 from odb_sim.inputs.rules import load_policy_rule
 
 _PAUSE_S: Final = 0.2
@@ -62,7 +62,7 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--patience must be at least 0, got {options.patience:g}")
     if options.policy and not options.replay:
         raise UsageError("--policy needs --replay: only a replay uses a target rule")
-    check_writable(options.json, reads=[*options.traces, *options.policy])
+    check_files(options.json, reads=[*options.traces, *options.policy])
     rules = [load_policy_rule(name) for name in options.policy]
     told: Counter[Violation] = Counter()
     if options.follow:

@@ -24,9 +24,9 @@ from odb_sim.cli.options import (
     load_lengths_option,
     open_runner,
 )
-from odb_sim.engine.cautions import summarize_cautions
+from odb_sim.engine.cautions import say_amount, summarize_cautions
 from odb_sim.engine.metrics import UPDATE_COLUMNS, Summary, describe_update, list_update_values
-from odb_sim.inputs.files import check_writable, write_csv, write_json
+from odb_sim.inputs.files import check_files, write_csv, write_json
 from odb_sim.inputs.lengths import list_bundled_names
 from odb_sim.reports.answers_report import write_compare_report
 from odb_sim.reports.terminal import print_cautions, print_table
@@ -67,7 +67,7 @@ _CELLS: Final[dict[str, Cell]] = {
     "idle": lambda _, one: f"{one.idle_steps:,}",
     "data wait": lambda _, one: f"{one.data_wait_share:.3f}",
     "rank wait": lambda _, one: f"{one.trainer_wait_share:.3f}",
-    "sim s": lambda _, one: f"{one.sim_time_s:,.1f}",
+    "sim s": lambda _, one: say_amount(one.sim_time_s),
 }
 """The columns of the table of one trace, which has a row for each policy."""
 _BLOCKS: Final[dict[str, Cell]] = {
@@ -119,13 +119,13 @@ def run_command(options: argparse.Namespace) -> int:
     policies = [policy for policy in options.policy.split(",") if policy]
     if not policies or len(set(policies)) < len(policies):
         raise UsageError(f"--policy: {options.policy!r} has an empty name, or the same name twice")
+    reads = [*options.lengths, options.cost_model, *policies]
+    check_files(options.json, options.csv, options.html, reads=reads)
     if options.token_budget is not None:
         check_batch_size(options.batch_size, policies)
     names = _list_names(options)
     runs = [_build_run(options, policies[0], name) for name in names]
     check_effects(options, policies)
-    reads = [*options.lengths, options.cost_model, *policies]
-    check_writable(options.json, options.csv, options.html, reads=reads)
     total = 2 * len(policies) * len(runs)
     label = f"{len(policies)} policies on {len(runs)} trace(s)"
     with open_runner(options, label, total) as runner:

@@ -24,7 +24,8 @@ from odb_sim.explore.scenario import (
 from odb_sim.explore.search import Exploration, Search
 from odb_sim.explore.suites import SUITES
 from odb_sim.inputs.conditions import parse_budget_schedule
-from odb_sim.inputs.files import check_writable, write_json
+from odb_sim.inputs.files import check_files, write_json
+from odb_sim.inputs.rules import check_rule_name
 from odb_sim.reports.terminal import show_progress
 from odb_sim.verify.language import load_judged
 
@@ -82,8 +83,9 @@ _MOST_RANKS: Final = 64
 def run_command(options: argparse.Namespace) -> int:
     """Returns 0 if everything holds and was covered, 1 if a property does not hold, and 3 if the limit came first."""
     if options.replay is not None:
+        check_files(reads=[options.replay])
         return _replay(options.replay)
-    check_writable(options.json, options.save, options.graph)
+    check_files(options.json, options.save, options.graph, reads=[options.policy])
     if options.graph is not None:
         check_graph_path(options.graph)
         if options.suite is not None:
@@ -98,8 +100,8 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _load_rule(name: str) -> TargetRule:
-    """Returns a rule that always answers, and always the same."""
-    return load_judged(name).rule
+    """Returns a rule that always answers, and always the same, and has a name of its own."""
+    return check_rule_name(name, load_judged(name).rule)
 
 
 def _integers(text: str) -> tuple[int, ...]:

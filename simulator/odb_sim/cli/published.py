@@ -6,7 +6,7 @@ import argparse
 from typing import Final
 
 from odb_sim.cli.options import add_processes
-from odb_sim.inputs.files import check_writable, write_json
+from odb_sim.inputs.files import check_files, write_json
 from odb_sim.reports.terminal import print_table, show_progress
 from odb_sim.studies.processes import make_executor
 from odb_sim.studies.published import ASSUMPTIONS, Comparison, compare_published
@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
-    check_writable(options.json)
+    check_files(options.json)
     with show_progress("published", 0), make_executor(options.processes) as executor:
         comparisons = compare_published(executor)
     if options.json is not None:

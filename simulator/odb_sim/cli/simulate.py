@@ -24,12 +24,12 @@ from odb_sim.cli.options import (
     drop_defaults,
     load_lengths_option,
 )
-from odb_sim.engine.cautions import summarize_cautions
+from odb_sim.engine.cautions import say_amount, summarize_cautions
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import StepRow, Summary, describe_update
 from odb_sim.engine.timeline import Timeline
 from odb_sim.inputs.conditions import STEADY, BudgetTable, parse_budget_schedule, parse_fault
-from odb_sim.inputs.files import check_writable, naming, write_csv, write_json
+from odb_sim.inputs.files import check_files, naming, write_csv, write_json
 from odb_sim.reports.run_report import describe_band, make_timeline, write_run_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 from odb_sim.studies.bands import estimate, is_quick
@@ -67,6 +67,8 @@ def run_command(options: argparse.Namespace) -> int:
     given = {"LENGTHS": options.lengths, "--ranks": options.ranks, "--token-budget": options.token_budget}
     if missing := [name for name, value in given.items() if value is None]:
         raise UsageError(f"needs {', '.join(missing)}")
+    writes = (options.json, options.trace, options.steps_csv, options.perfetto, options.html)
+    check_files(*writes, reads=[options.lengths, options.cost_model, options.policy])
     check_batch_size(options.batch_size, [options.policy])
     what = build_run(options, options.policy, load_lengths_option(options, options.lengths))
     check_effects(options, [options.policy])
@@ -77,14 +79,6 @@ def run_command(options: argparse.Namespace) -> int:
     what = replace(what, conditions=replace(what.conditions, faults=faults, deadline_s=deadline_s))
     if options.trace is not None and not what.is_protocol:
         raise UsageError(f"--trace: policy {what.policy} does not run the protocol, so there is no trace")
-    check_writable(
-        options.json,
-        options.trace,
-        options.steps_csv,
-        options.perfetto,
-        options.html,
-        reads=[options.lengths, options.cost_model, options.policy],
-    )
     timeline = _make_timeline(options, what)
     asked, what = what, fit_batches(what)
     faulty = {fault.rank for fault in what.conditions.faults}
@@ -175,8 +169,8 @@ def _print_summary(summary: Summary) -> None:
     print(
         f"{summary.policy} on {summary.lengths}, {summary.ranks:,} ranks, {describe_budget(summary)}"
         f"{describe_window(summary)}: {summary.tokens_per_s:,.0f} tokens/s\n"
-        f"{summary.samples_emitted:,} of {summary.samples_total:,} samples ({_describe_amount(summary.samples_per_s)}/s) in "
-        f"{_describe_amount(summary.sim_time_s)} simulated seconds; {_describe_outcome(summary)}\n"
+        f"{summary.samples_emitted:,} of {summary.samples_total:,} samples ({say_amount(summary.samples_per_s)}/s) in "
+        f"{say_amount(summary.sim_time_s)} simulated seconds; {_describe_outcome(summary)}\n"
         f"{summary.updates:,} updates of {describe_update(summary)}; driver: {summary.driver}, "
         f"{summary.wall_time_s:,.1f} s here"
     )
@@ -184,10 +178,6 @@ def _print_summary(summary: Summary) -> None:
     shown = (*_SHOWN, "ending_share") if summary.ending_share else _SHOWN
     print_table("", ["figure", "value"], [[key, _format(figures[key])] for key in shown])
     print(f"All {len(figures)} figures: --json FILE")
-
-
-def _describe_amount(value: float) -> str:
-    return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
 
 
 def _describe_outcome(summary: Summary) -> str:

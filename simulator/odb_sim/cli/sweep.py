@@ -25,7 +25,7 @@ from odb_sim.cli.options import (
     open_runner,
 )
 from odb_sim.engine.cautions import summarize_cautions
-from odb_sim.inputs.files import check_writable, write_csv, write_json
+from odb_sim.inputs.files import check_files, write_csv, write_json
 from odb_sim.reports.answers_report import write_sweep_report
 from odb_sim.reports.run_report import describe_band
 from odb_sim.reports.tables import SETTINGS, SWEEP, build_row
@@ -64,6 +64,8 @@ def add_data_options(parser: argparse.ArgumentParser, *, has_quota: bool = True)
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
     policies = _parse_words("--policy", options.policy)
+    reads = [options.lengths, options.cost_model, *policies]
+    check_files(options.json, options.csv, options.html, reads=reads)
     check_batch_size(options.batch_size, policies)
     check_effects(options, policies)
     study = build_study(options, load_lengths_option(options, options.lengths))
@@ -76,8 +78,6 @@ def run_command(options: argparse.Namespace) -> int:
         update_samples=options.update_samples,
     )
     study.check(points)
-    reads = [options.lengths, options.cost_model, *policies]
-    check_writable(options.json, options.csv, options.html, reads=reads)
     label = f"{study.lengths.name}, {len(points)} simulations"
     with open_runner(options, label, len(points)) as runner:
         answers, failed = split_failed(run_grid(study, points, runner))

@@ -19,7 +19,7 @@ from odb_sim.cli.options import (
 )
 from odb_sim.cli.sweep import add_data_options
 from odb_sim.engine.metrics import describe_update
-from odb_sim.inputs.files import check_writable, write_json
+from odb_sim.inputs.files import check_files, write_json
 from odb_sim.reports.answers_report import write_tune_report
 from odb_sim.reports.run_report import describe_band
 from odb_sim.reports.tables import TUNE_NOTE, build_row, describe_beside, list_tune_columns
@@ -68,6 +68,7 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--host-bytes-per-token must be at least 1, got {options.host_bytes_per_token}")
     if options.window_max is not None and options.update_samples is not None:
         raise UsageError(f"--window-max {options.window_max}: has no effect with --global-batch")
+    check_files(options.json, options.html, reads=[options.lengths, options.cost_model])
     question = Question(
         study=build_study(options, load_lengths_option(options, options.lengths)),
         ranks=options.ranks,
@@ -77,7 +78,6 @@ def run_command(options: argparse.Namespace) -> int:
         tolerance=options.tolerance,
         held=frozenset(name for name in _HELD if getattr(options, name) is not None),
     )
-    check_writable(options.json, options.html, reads=[options.lengths, options.cost_model])
     label = f"tune {question.study.lengths.name}"
     choices = () if options.no_beside else tuple(list_choices(question))
     usual = _USUAL_SIMULATIONS if choices else _USUAL_ALONE

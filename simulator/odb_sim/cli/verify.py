@@ -12,7 +12,7 @@ from typing import Final
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import SAVED, add_number, add_save
 from odb_sim.explore.scenario import write_scenario
-from odb_sim.inputs.files import check_writable, write_json
+from odb_sim.inputs.files import check_files, write_json
 from odb_sim.reports.terminal import show_progress
 from odb_sim.verify.core_copy import NOT_OF_THE_CORE, verify_core
 from odb_sim.verify.language import load_judged
@@ -43,7 +43,7 @@ def run_command(options: argparse.Namespace) -> int:
 
     Raises: UsageError when there is no such rule or core.
     """
-    check_writable(options.json, options.save, reads=[options.policy])
+    check_files(options.json, options.save, reads=[options.policy])
     if options.core is not None:
         print(f"core {options.core}")
         stages = _show(verify_core(options.core, seed=options.seed))

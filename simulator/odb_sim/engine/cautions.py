@@ -77,7 +77,7 @@ def list_cautions(
         text = (
             f"{say_count(summary.over_budget_groups, 'fixed batch is', 'fixed batches are')} over the budget of {budget:,} "
             f"tokens: the largest of policy {summary.policy} needs memory for {largest:,} padded tokens, "
-            f"{largest / budget:.2f} times the budget"
+            f"{say_amount(largest / budget)} times the budget"
         )
         found.append(Caution(About.BATCH_SIZE, text))
     shard = int(np.diff(workload.offsets).max())
@@ -138,7 +138,7 @@ def describe_long(tokens: Integers, budget: int) -> str:
         return ""
     return (
         f"{say_count(over, 'sample is', 'samples are')} longer than the budget of {budget:,} tokens: each travels alone, "
-        f"and a rank needs memory for the longest of {longest:,} padded tokens, {longest / budget:.2f} times the budget"
+        f"and a rank needs memory for the longest of {longest:,} padded tokens, {say_amount(longest / budget)} times the budget"
     )
 
 
@@ -185,6 +185,11 @@ def summarize_cautions(cautions: Iterable[Caution]) -> list[str]:
     return [
         texts[0] + (f" (and so on, in {len(texts) - 1} more runs)" if texts[1:] else "") for texts in by_kind.values()
     ]
+
+
+def say_amount(value: float) -> str:
+    """Returns an amount with about three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def say_count(number: int, one: str, many: str) -> str:

@@ -7,12 +7,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from odb_ref.core.errors import UsageError
 
 _ESCAPED: Final = "backslashreplace"
 """How the bytes of a path are written that are not UTF-8."""
+_READ: Final = ("*.ndjson*", "*.arrow", "*/*.arrow")
+"""The files that are read of a folder: of traces, or of a saved data set and its splits."""
 
 
 @contextmanager
@@ -26,10 +28,23 @@ def naming(path: str | Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _writing(path: str | Path) -> Iterator[TextIO]:
+    """Opens a file, as UTF-8, and removes it if it is not written to its end: half a file looks like a whole one."""
+    with naming(path), Path(path).open("w", encoding="utf-8", errors=_ESCAPED, newline="") as file:
+        try:
+            yield file
+            file.flush()  # here at the latest a full disk shows
+        except BaseException:
+            if Path(path).is_file():  # not a device
+                Path(path).unlink()
+            raise
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Writes a file, as UTF-8. Raises: OSError, with the file's name."""
-    with naming(path):
-        Path(path).write_text(text, encoding="utf-8", errors=_ESCAPED)
+    with _writing(path) as file:
+        file.write(text)
 
 
 def write_json(path: str | Path, data: Mapping[str, object] | Sequence[object], *, indent: int = 2) -> None:
@@ -39,18 +54,20 @@ def write_json(path: str | Path, data: Mapping[str, object] | Sequence[object], 
 
 def write_csv(path: str | Path, rows: Iterable[Iterable[object]]) -> None:
     """Writes a file of comma-separated values; the first row is the header. Raises: OSError, with the file's name."""
-    with naming(path), Path(path).open("w", encoding="utf-8", errors=_ESCAPED, newline="") as file:
+    with _writing(path) as file:
         csv.writer(file).writerows(rows)
 
 
-def check_writable(*paths: str | Path | None, reads: Iterable[str | Path | None] = ()) -> None:
-    """Checks, before a long run, that every path can be written, and that none is given twice or also read: itself, as a trace
-    in a folder, or as the file of a target rule, ``path.py:name``.
+def check_files(*paths: str | Path | None, reads: Iterable[str | Path | None] = ()) -> None:
+    """Checks, before anything is read, that every path can be written, and that none is given twice or also read: itself, in a
+    folder, or as the file of a target rule, ``path.py:name``.
 
-    Raises: UsageError naming the path.
+    A device is not read, because it may never end. Raises: UsageError naming the path.
     """
     given = [Path(part) for path in reads if path is not None for part in (path, str(path).rpartition(":")[0]) if part]
-    given += [trace for path in given if path.is_dir() for trace in path.glob("*.ndjson*")]
+    given += [file for path in given if path.is_dir() for kind in _READ for file in path.glob(kind)]
+    if devices := [path for path in given if path.is_char_device() or path.is_block_device()]:
+        raise UsageError(f"{devices[0]}: a device, expected a file")
     files = {_identify(path) for path in given if path.is_file()}
     for path in paths:
         if path is None:

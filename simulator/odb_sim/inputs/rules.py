@@ -58,7 +58,11 @@ def load_policy_rule(name: str) -> TargetRule:
 
     Raises: UsageError when there is no such rule, or it has a shipped rule's name, since ranks could not tell the two apart.
     """
-    rule = load_rule(name)
+    return check_rule_name(name, load_rule(name))
+
+
+def check_rule_name(name: str, rule: TargetRule) -> TargetRule:
+    """Returns the rule that ``name`` has loaded. Raises: UsageError when it is not known by a name of its own."""
     if not isinstance(rule.name, str) or not rule.name:
         raise UsageError(f"rule {name!r}: its name is {rule.name!r}, which must be one word")
     if OWN in name and rule.name in RULES and type(rule) is not type(RULES[rule.name]):

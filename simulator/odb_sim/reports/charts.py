@@ -133,12 +133,13 @@ def describe_map(drawn: FillMap) -> str:
     filled = sum(cell.real for cell in cells) / max(1, drawn.budget_tokens * len(cells))
     padding = sum(cell.padded - cell.real for cell in cells) / max(1, sum(cell.padded for cell in cells))
     room = f"{filled:.0%} of the {'largest ' if drawn.is_lowered else ''}budget of {drawn.budget_tokens:,} is filled"
-    said = f"{drawn.steps_total:,} steps; {room}, {padding:.0%} of the batches is padding"
+    part = "of these, " if len(cells) < drawn.ranks_total * drawn.steps_total else ""
+    said = f"{drawn.steps_total:,} steps"
     if len(drawn.columns) < drawn.steps_total:
         said += f"; shown: the first, the middle and the last {len(drawn.columns) // 3:,}"
     if len(drawn.ranks) < drawn.ranks_total:
-        said += f"; {len(drawn.ranks)} of {drawn.ranks_total:,} ranks"
-    return said
+        said += f"; shown: {len(drawn.ranks)} of {drawn.ranks_total:,} ranks"
+    return f"{said}; {part}{room}, {padding:.0%} of the batches is padding"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

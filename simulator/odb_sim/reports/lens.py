@@ -195,5 +195,6 @@ def _make_headline(story: Story) -> str:
         said = f"<strong>{ended}</strong>, after {steps:,} planned steps"
     elif struck := [teller for teller in story.ranks if teller.incidents]:
         first = min(struck, key=lambda teller: teller.taken_steps)
-        said = f"<strong>Rank {first.rank}: {html.escape(first.incidents[0].text)}</strong>, of {steps:,} planned steps"
+        text = html.escape(first.incidents[0].text)
+        said = f"<strong>Rank {first.rank}: {text}</strong>, after {first.taken_steps:,} of {steps:,} planned steps"
     return said

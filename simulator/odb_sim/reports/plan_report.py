@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.batching.updates import PADDING_SHARE
+from odb_sim.engine.cautions import say_amount
 from odb_sim.engine.metrics import describe_update
 from odb_sim.reports.charts import Bars, Series
 from odb_sim.reports.document import PageSource
@@ -33,8 +34,8 @@ def build_rows(plan: RunPlan) -> list[list[str]]:
                 "-" if way is plan.ways[1] else plan.band_speedup(way).describe(plan.compute_speedup(way)),
                 describe_seconds(seconds),
                 describe_range(seconds * band.low, seconds * band.high),
-                show(plan.compute_gpu_hours(way)),
-                show(plan.compute_money(way)),
+                say_amount(plan.compute_gpu_hours(way)),
+                say_amount(plan.compute_money(way)),
                 _describe_money(plan, way),
                 f"{way.summary.padding_ratio:.1%}",
             ]
@@ -42,14 +43,9 @@ def build_rows(plan: RunPlan) -> list[list[str]]:
     return rows
 
 
-def show(value: float) -> str:
-    """Returns an amount with about three digits."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def _describe_money(plan: RunPlan, way: Way) -> str:
     money, band = plan.compute_money(way), plan.band_money(way)
-    return f"{show(money * band.low)} to {show(money * band.high)}"
+    return f"{say_amount(money * band.low)} to {say_amount(money * band.high)}"
 
 
 def describe_plan(plan: RunPlan) -> str:
@@ -68,10 +64,10 @@ def describe_plan(plan: RunPlan) -> str:
     )
     parts = [
         f"{duration.removesuffix('s') if duration == '1 epochs' else duration} of {wanted.lengths.name} "
-        f"({show(wanted.samples)} samples) with {job.model.name} on {job.gpus:,} GPUs ({job.strategy.name}, activations "
+        f"({say_amount(wanted.samples)} samples) with {job.model.name} on {job.gpus:,} GPUs ({job.strategy.name}, activations "
         f"{job.activations}) take {describe_seconds(seconds)} "
         f"({describe_range(seconds * band.low, seconds * band.high)} nine times of ten): "
-        f"{show(plan.compute_gpu_hours(best))} GPU-hours, {show(plan.compute_money(best))} USD "
+        f"{say_amount(plan.compute_gpu_hours(best))} GPU-hours, {say_amount(plan.compute_money(best))} USD "
         f"({_describe_money(plan, best)}) at {price.value:g} USD a GPU-hour"
         f"{f', a list price of {price.date}' if price.date else ''}.",
         f"Set a token budget of {best.what.budget_tokens:,}"
@@ -130,8 +126,8 @@ def write_plan_report(path: Path, plan: RunPlan, commands: Sequence[str], source
     seconds, band, speedup = plan.compute_seconds(best), plan.band(best), plan.compute_speedup(best)
     page = Page(
         f"odb-ref plan: {job.model.name} on {job.gpus:,} GPUs, {wanted.lengths.name}",
-        f"Training takes **{describe_seconds(seconds)}** and {show(plan.compute_money(best))} USD, {speedup:.2f} times as fast "
-        "as with fixed batches",
+        f"Training takes **{describe_seconds(seconds)}** and {say_amount(plan.compute_money(best))} USD, {speedup:.2f} times "
+        "as fast as with fixed batches",
         band=f"Nine times of ten {describe_range(seconds * band.low, seconds * band.high)}, "
         f"{_describe_money(plan, best)} USD, {plan.band_speedup(best).describe(speedup)} times as fast.",
         lead=describe_plan(plan),
@@ -139,7 +135,7 @@ def write_plan_report(path: Path, plan: RunPlan, commands: Sequence[str], source
     )
     page.add_tiles(
         [
-            (show(plan.compute_gpu_hours(best)), "", "GPU-hours", ""),
+            (say_amount(plan.compute_gpu_hours(best)), "", "GPU-hours", ""),
             (f"{best.what.budget_tokens:,}", "tokens", "budget of a batch", "token_budget"),
             (*split_percent(best.summary.padding_ratio), "padding", "padding_ratio"),
             (*split_percent(fixed.summary.padding_ratio), f"{fixed.name}: padding", "padding_ratio"),

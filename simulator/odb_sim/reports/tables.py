@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from odb_sim.engine.cautions import say_amount
 from odb_sim.engine.metrics import UPDATE_COLUMNS, describe_update, list_update_values
 from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.search import compute_host_tokens
@@ -15,7 +16,7 @@ Columns = Mapping[str, Callable[[CellAnswer], str]]
 
 SETTINGS: Final[Columns] = {
     "ranks": lambda answer: f"{answer.point.ranks:,}",
-    "budget": lambda answer: f"{answer.point.budget_tokens:,}",
+    "budget": lambda answer: f"{answer.summary.token_budget:,}",
     "policy": lambda answer: answer.point.policy,
     "window": lambda answer: "-" if answer.summary.window is None else f"{answer.summary.window:,}",
     "depth": lambda answer: "-" if answer.summary.depth is None else f"{answer.summary.depth:,}",
@@ -30,7 +31,7 @@ _FIGURES: Final[Columns] = {
     "excess": lambda answer: f"{answer.summary.excess:.3f}",
     "padding": lambda answer: f"{answer.summary.padding_ratio:.3f}",
     "first s": lambda answer: f"{answer.first_step_s:.3f}",
-    "sim s": lambda answer: f"{answer.summary.sim_time_s:,.1f}",
+    "sim s": lambda answer: say_amount(answer.summary.sim_time_s),
     "tokens/s": lambda answer: f"{answer.rate:,.0f}",
 }
 SWEEP: Final[Columns] = {**SETTINGS, **_FIGURES}

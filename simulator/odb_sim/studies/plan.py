@@ -39,6 +39,8 @@ LARGEST_SEARCHED: Final = (20_000, 6_000)
 LARGEST_SIMULATED: Final = (300_000, 50_000)
 """The same for the figures of the settings found."""
 _FEWEST_UPDATES: Final = 8
+_QUICK: Final = 8
+"""With fewer samples of an update on a rank, the update's round takes most of the time: fewer samples are drawn."""
 _LEAST_SHARD: Final = 512
 """The fewest samples per rank with which a way without updates is simulated, since no window is larger."""
 _LEAST_OF_UPDATES: Final = 64
@@ -124,6 +126,7 @@ class Wanted:
         """
         most, update = largest[self.global_batch is not None], self.global_batch
         if update is not None:
+            most = int(most * min(1.0, update / (_QUICK * self.job.gpus)))
             most = max(_FEWEST_UPDATES, most // update) * update
         most = max(most, (_LEAST_SHARD if update is None else _LEAST_OF_UPDATES) * self.job.gpus)
         if len(self.lengths) <= most:

@@ -17,7 +17,7 @@ import numpy as np
 
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import add_number, add_processes, add_repeated, add_text
-from odb_sim.inputs.files import check_writable, write_csv, write_json
+from odb_sim.inputs.files import check_files, write_csv, write_json
 from odb_sim.inputs.lengths import LARGEST_LENGTH, SUPERVISED_COLUMN, TOTAL_COLUMN, Integers, Lengths
 from odb_sim.inputs.texts import FORMATS, Row, count_rows, read_rows
 from odb_sim.inputs.tokens import CHATML, NO_TEMPLATE, CountedRow, RowReading, load_tokenizer, measure
@@ -108,7 +108,7 @@ def describe_reading(options: argparse.Namespace) -> str:
 
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
-    check_writable(options.out, options.json, reads=[options.data, options.tokenizer, options.template])
+    check_files(options.out, options.json, reads=[options.data, options.tokenizer, options.template])
     names = [TOTAL_COLUMN, SUPERVISED_COLUMN, *options.keep]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)

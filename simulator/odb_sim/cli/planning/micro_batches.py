@@ -13,7 +13,7 @@ from odb_ref.plan.terms import SAY_ALONE, Options, Oversize, Within
 from odb_sim.cli.options import LENGTHS_HELP, add_choice, add_number, add_text
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs
-from odb_sim.inputs.files import check_writable, write_json
+from odb_sim.inputs.files import check_files, write_json
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.reports.terminal import print_table, show_progress
 from odb_sim.studies.micro_batches import WaysToDivide, divide
@@ -51,6 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
+    check_files(options.json, reads=[options.lengths, options.cost_model])
     lengths = load_lengths(options.lengths, () if options.groups is None else (options.groups,))
     costs = Costs() if options.cost_model is None else load_costs(options.cost_model)
     step = len(lengths) if options.step_samples is None else options.step_samples
@@ -58,7 +59,6 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--step-samples {step:,}: there are {len(lengths):,} samples")
     if options.within is not None and options.groups is None:
         raise UsageError(f"--within {options.within}: say with --groups which samples belong together")
-    check_writable(options.json, reads=[options.lengths, options.cost_model])
     terms: Options = {
         "budget": options.budget,
         "layout": options.layout,

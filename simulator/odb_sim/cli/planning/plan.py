@@ -30,7 +30,7 @@ from odb_sim.cli.planning.lengths import (
 )
 from odb_sim.inputs.cost_files import load_costs, write_costs
 from odb_sim.inputs.costs import Costs
-from odb_sim.inputs.files import check_writable, write_json
+from odb_sim.inputs.files import check_files, write_json
 from odb_sim.inputs.jobs import TrainingJob, build_job
 from odb_sim.inputs.lengths import Lengths, load_lengths
 from odb_sim.inputs.presets import list_names
@@ -87,7 +87,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
     reads = [options.data, options.cost_model, options.tokenizer, options.template, options.model]
-    check_writable(options.json, options.html, options.write_costs, reads=reads)
+    check_files(options.json, options.html, options.write_costs, reads=reads)
     if options.processes < 1:
         raise UsageError(f"--processes must be at least 1, got {options.processes}")
     if options.epochs is not None and options.tokens is not None:

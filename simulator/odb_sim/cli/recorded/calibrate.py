@@ -15,7 +15,7 @@ from odb_sim.engine.cautions import say_count
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.cost_files import write_costs
 from odb_sim.inputs.costs import PricedTransport
-from odb_sim.inputs.files import check_writable, write_json
+from odb_sim.inputs.files import check_files, write_json
 from odb_sim.recorded.calibrate import Calibration, calibrate, is_held_back, widen_error
 from odb_sim.recorded.measured import ASSUMED_ERROR, calibrate_table
 from odb_sim.recorded.replay import Replay
@@ -59,7 +59,7 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--depth must be at least 1, got {options.depth}")
     if options.warm_up < 0:
         raise UsageError(f"--warm-up must be at least 0, got {options.warm_up}")
-    check_writable(options.out, options.json, reads=options.traces)
+    check_files(options.out, options.json, reads=options.traces)
     if any(path.lower().endswith(".csv") for path in options.traces):
         return _calibrate_table(options)
     runs = load_runs(options.traces, depth_steps=options.depth)

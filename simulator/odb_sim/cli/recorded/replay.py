@@ -14,7 +14,7 @@ from odb_sim.cli.options import PAGE_HELP, add_number, add_recorded_options, add
 from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs
-from odb_sim.inputs.files import check_writable, write_json
+from odb_sim.inputs.files import check_files, write_json
 from odb_sim.recorded.replay import Replay, describe_inline, replay
 from odb_sim.recorded.runs import RecordedRun, load_runs
 from odb_sim.reports.recorded_report import (
@@ -55,7 +55,7 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--depth must be at least 1, got {options.depth}")
     if workers is not None and workers < 0:
         raise UsageError(f"--workers must be at least 0, got {workers}")
-    check_writable(options.json, options.html, reads=[*options.traces, options.cost_model])
+    check_files(options.json, options.html, reads=[*options.traces, options.cost_model])
     costs = None if options.cost_model is None else load_costs(options.cost_model)
     runs = load_runs(options.traces, depth_steps=options.depth)
     replays = replay_all(runs, costs, workers, GlobalBatch(samples=options.global_batch))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_sim.inputs.files import check_writable
+from odb_sim.inputs.files import check_files
 from odb_sim.recorded.story import Story, read_story
 from odb_sim.reports.document import PageSource
 from odb_sim.reports.lens import choose_ranks, write_view
@@ -45,7 +45,7 @@ def run_command(options: argparse.Namespace) -> int:
         wanted = {int(word) for word in options.ranks.split(",") if word}
     except ValueError:
         raise UsageError(f"--ranks: {options.ranks!r} is not a list of ranks") from None
-    check_writable(options.html, reads=options.traces)
+    check_files(options.html, reads=options.traces)
     story = read_story(options.traces, epoch=options.epoch)
     if unknown := wanted - {teller.rank for teller in story.ranks}:
         raise UsageError(f"--ranks: the traces hold no rank {min(unknown)}")
