@@ -22,7 +22,7 @@ from odb_sim.studies.runs import run
 from odb_sim.studies.sweep import Study, build_points, run_grid
 
 from odb_ref.core.errors import InvariantError, UsageError
-from tests.helpers.commands import refuse
+from tests.helpers.commands import get_figures, refuse
 from tests.simulator_answers.helpers import make_lengths
 
 POINTS = build_points(policies=["odb", "standard"], ranks=[2, 4], budgets=[2048], windows=[16, 64], depths=[2])
@@ -52,6 +52,15 @@ def test_the_table_shows_the_budget_and_the_seconds_of_the_figures() -> None:
         f"{figures['token_budget']:,}",
         say_amount(answer.summary.sim_time_s),
     ]
+
+
+def test_the_page_names_the_budget_of_the_figures(tmp_path: Path) -> None:
+    page = tmp_path / "sweep.html"
+    arguments = (
+        "sweep gsm8k --samples 400 --ranks 2 --token-budget 20000 --policy packing --global-batch 32 --processes 1"
+    )
+    (figures,) = get_figures(arguments, "--html", str(page))
+    assert f"packing on 2 ranks, budget {figures['token_budget']:,}" in page.read_text()
 
 
 def test_any_executor_gives_the_same_answers_in_the_order_of_the_grid() -> None:

@@ -151,7 +151,7 @@ def write_sweep_report(
         f"The fastest of {len(answers):,} settings trains on **{rates[best]:,.0f} tokens a second{' and rank' * has_worlds}**, "
         f"{rates[best] / max(1e-9, worst):.2f} times the slowest",
         band=sure,
-        lead=f"{best.point.policy} on {best.point.ranks:,} ranks, budget {best.point.budget_tokens:,}"
+        lead=f"{best.point.policy} on {best.point.ranks:,} ranks, budget {best.summary.token_budget:,}"
         + describe_window(best.summary)
         + f", depth {best.point.depth_steps}. All settings were simulated on the same samples; times are simulated.",
         cautions=summarize_cautions(caution for answer in answers for caution in answer.cautions),
