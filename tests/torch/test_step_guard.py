@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -156,15 +157,34 @@ def test_a_thousand_failures_lose_no_sample_and_leave_nobody_waiting() -> None:
     assert sum(value[1] for value in values) >= 1000
 
 
-def test_a_batch_without_a_label_goes_in_halves_and_adds_nothing() -> None:
+@pytest.mark.parametrize("scaling", ["exact", "none"])
+def test_a_batch_without_a_label_goes_in_halves_and_adds_nothing(scaling: str) -> None:
+    """Its gradients are zero and not None, so momentum and weight decay act as in plain training."""
     model = make_model()
     faults = Faults(0, 1.0)
     guard = StepGuard(model, faults.compute_loss)
-    with make_loader(Prompts(0, 8, "all"), loss_scaling="none", **OPTIONS) as loader:
+    with make_loader(Prompts(0, 8, "all"), loss_scaling=scaling, **OPTIONS) as loader:
         for batch, info in loader.steps():
             assert guard.backward(batch, info) == 0.0
+            assert all(parameter.grad is not None for parameter in model.parameters())
             assert not any(get_gradient(model))
     assert guard.failures > 2
+
+
+def test_a_half_without_a_label_is_left_out_so_its_mean_is_not_zero_by_zero() -> None:
+    def divide(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        if len(batch["numbers"]) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory: injected")
+        mask = batch["labels"][:, 1:] != -100
+        return (model(batch["input_ids"])[:, 1:].sum(-1) * mask).sum() / mask.sum()
+
+    model = make_model()
+    guard = StepGuard(model, divide)
+    with make_loader(Prompts(0, 2, "odd"), **WHOLE) as loader:
+        for batch, info in loader.steps():
+            guard.backward(batch, info)
+    assert guard.failures == 1
+    assert all(map(math.isfinite, get_gradient(model)))
 
 
 class Uneven(nn.Module):

@@ -122,7 +122,7 @@ class SteppingTrainer(EvaluatingTrainer):
             else self._guard.backward(inputs, info)
         )
         self._info = info
-        self._is_weighed |= not info.loss_scale  # a guard does not run a batch that weighs nothing
+        self._is_weighed |= info.is_idle  # a guard does not run a replay
         if self.progress is not None:
             self.progress.note_step(info)
         return loss

@@ -172,7 +172,8 @@ class UpdateGuard(Generic[Batch]):
             release_memory()
 
     def _run_weighed(self, batch: Batch, info: StepInfo) -> torch.Tensor:
-        return self._run_piece(batch, info) if info.loss_scale else self._example.new_zeros(())
+        # A batch of masked samples runs: with a gradient of zero the optimizer moves weights, with None it would not.
+        return self._example.new_zeros(()) if info.is_idle else self._run_piece(batch, info)
 
     def _average(self) -> None:
         """Replaces the gradients by their mean over ranks.
@@ -275,6 +276,7 @@ class UpdateGuard(Generic[Batch]):
                 sample_ids=sample_ids,
                 padded_tokens=info.padded_tokens * held // info.local_samples,
                 loss_scale=info.loss_scale * weight / total if is_mean and total else info.loss_scale,
+                is_idle=is_mean and total > 0 and not weight,  # its mean may be 0/0, which the whole batch's is not
             )
             halves.append((half, of_half))
         return halves[0], halves[1]
