@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from collections.abc import Callable, Generator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 from odb_sim.cli.main import main
@@ -18,6 +21,7 @@ from odb_sim.verify.verdict import OF_THE_WORLD, Finding, Stage, compute_verdict
 from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.effects import Deliver
 from odb_ref.core.types import Sample, Step, StepCounts
+from tests.helpers.waiting import is_in_time
 from tests.mutants.fresh import DEFECTS, plant
 
 CORE = Path(__file__).parents[2] / "odb_ref" / "core"
@@ -89,6 +93,20 @@ def test_stages_for_which_there_is_no_time_are_skipped(core: Path) -> None:
     assert time.monotonic() - began < 30
     assert [bool(stage.skipped) for stage in stages] == [True] * 6
     assert "no time left" in get(stages, "exploration").skipped
+
+
+def test_what_is_broken_off_ends_soon(core: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def list_stages(work: Path, seed: int, deadline: float) -> list[Callable[[], object]]:
+        return [lambda: "done", *[partial(core_copy._run, work, ["-c", "import time; time.sleep(60)"], deadline)] * 3]
+
+    monkeypatch.setattr(core_copy, "_list_stages", list_stages)
+    stages = cast("Generator[object, None, None]", verify_core(core))
+    assert next(stages) == "done"
+    assert is_in_time(lambda: len(core_copy._running) == 2, 20)
+    begin_s = time.monotonic()
+    stages.close()
+    assert time.monotonic() - begin_s < 20
+    assert not core_copy._running
 
 
 @pytest.mark.usefixtures("brief")

@@ -48,7 +48,8 @@ _VIOLATED: Final = re.compile(
 )
 """How the checker of traces, the core's invariants and an exploration name what is violated."""
 _MODEL: Final = Path("proofs/extracted/model")
-
+_running: Final[set[subprocess.Popen[str]]] = set()
+"""The processes of the stages that are being run."""
 
 _PROVED: Final = (*OF_THE_WORLD, "RESUME")
 """What is known of the core that is specified, proved and modelled, and so not of one that differs from it."""
@@ -144,10 +145,17 @@ def verify_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Itera
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         _copy_repository(work, core)
-        with ThreadPoolExecutor(2) as lanes:
-            futures = [lanes.submit(stage) for stage in _list_stages(work, seed, deadline)]
+        lanes = ThreadPoolExecutor(2)
+        futures = [lanes.submit(stage) for stage in _list_stages(work, seed, deadline)]
+        try:
             for future in futures:
                 yield future.result()
+        finally:  # if it is broken off, nothing more begins, and what runs ends
+            lanes.shutdown(wait=False, cancel_futures=True)
+            while not all(future.done() for future in futures):
+                for process in tuple(_running):
+                    process.terminate()
+                time.sleep(0.05)
 
 
 def _list_stages(work: Path, seed: int, deadline: float) -> list[Callable[[], Stage]]:
@@ -178,19 +186,24 @@ def _run(work: Path, arguments: list[str], deadline: float) -> subprocess.Comple
     environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
     # In CI a missing tool fails a test, and examples are fixed. Here it should skip a stage, and examples may differ.
     environment.pop("CI", None)
-    try:
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=work,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return None
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=work,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        _running.add(process)
+        try:
+            printed, complained = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return None
+        finally:
+            _running.discard(process)
+    return subprocess.CompletedProcess(arguments, process.returncode, printed, complained)
 
 
 def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
