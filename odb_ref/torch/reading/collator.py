@@ -199,7 +199,7 @@ class Collator:
             sample = self._get_idle_sample()
         except (
             Exception
-        ) as error:  # a data set that is empty, lacks key 0, or can be read in a worker only, or a stream
+        ) as error:  # a stream, or a data set that is empty, lacks key 0, or can be read in a worker only
             what = "this rank has no sample to replay in idle steps, and cannot read the data set's first sample in its process"
             raise UsageError(f"{what} ({describe(error)}): {_IDLE_ADVICE}") from error
         copied = _copy(sample)
