@@ -212,6 +212,8 @@ def _get_idle_sample(spec: PipelineSpec) -> object:
     dataset = spec.dataset
     if spec.idle_sample is not None:
         return spec.idle_sample
+    if isinstance(dataset, Sized) and not len(dataset):  # it may make a sample of any index all the same
+        raise IndexError("the data set is empty")
     if spec.on_bad_sample is OnBadSample.FAIL:
         return dataset[0]
     tries = min(IDLE_TRIES, len(dataset)) if isinstance(dataset, Sized) else 1
