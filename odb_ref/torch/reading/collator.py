@@ -197,9 +197,7 @@ class Collator:
             return copy.deepcopy(self._cheapest.sample)
         try:
             sample = self._get_idle_sample()
-        except (
-            Exception
-        ) as error:  # a stream, or a data set that is empty, lacks key 0, or can be read in a worker only
+        except Exception as error:  # a stream, or a data set that is empty, lacks key 0, or is for workers only
             what = "this rank has no sample to replay in idle steps, and cannot read the data set's first sample in its process"
             raise UsageError(f"{what} ({describe(error)}): {_IDLE_ADVICE}") from error
         copied = _copy(sample)
