@@ -171,7 +171,7 @@ def test_a_batch_without_a_label_goes_in_halves_and_adds_nothing(scaling: str) -
     assert guard.failures > 2
 
 
-def test_a_half_without_a_label_is_left_out_so_its_mean_is_not_zero_by_zero() -> None:
+def train_a_half_without_a_label(rank: int, *, is_sharded: bool) -> Any:
     def divide(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
         if len(batch["numbers"]) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory: injected")
@@ -179,12 +179,18 @@ def test_a_half_without_a_label_is_left_out_so_its_mean_is_not_zero_by_zero() ->
         return (model(batch["input_ids"])[:, 1:].sum(-1) * mask).sum() / mask.sum()
 
     model = make_model()
-    guard = StepGuard(model, divide)
-    with make_loader(Prompts(0, 2, "odd"), **WHOLE) as loader:
+    guard = StepGuard(fully_shard(model), divide, memory=FIT) if is_sharded else StepGuard(model, divide)
+    with make_loader(Prompts(0, 2, "odd"), **WHOLE) as loader, limited_memory(lambda: 30):
         for batch, info in loader.steps():
             guard.backward(batch, info)
-    assert guard.failures == 1
-    assert all(map(math.isfinite, get_gradient(model)))
+    return guard.failures, get_gradient(model)
+
+
+def test_a_half_without_a_label_is_left_out_so_its_mean_is_not_zero_by_zero() -> None:
+    failures, gradient = train_a_half_without_a_label(0, is_sharded=False)
+    assert failures == 1
+    assert all(map(math.isfinite, gradient))
+    assert get_values(run_ranks(1, partial(train_a_half_without_a_label, is_sharded=True))) == [(1, gradient)]
 
 
 class Uneven(nn.Module):

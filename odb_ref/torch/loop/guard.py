@@ -236,7 +236,7 @@ class UpdateGuard(Generic[Batch]):
             self._cut(piece)
             self._tried.add(kind)
 
-    def _halve(self, piece: Piece[Batch], text: str) -> tuple[Piece[Batch], Piece[Batch]]:
+    def _halve(self, piece: Piece[Batch], text: str) -> list[Piece[Batch]]:
         self.failures += 1
         info = piece[1]
         shrunk = max(1, int(info.padded_tokens * SHRINK))
@@ -256,7 +256,8 @@ class UpdateGuard(Generic[Batch]):
         )
         return self._cut(piece)
 
-    def _cut(self, piece: Piece[Batch]) -> tuple[Piece[Batch], Piece[Batch]]:
+    def _cut(self, piece: Piece[Batch]) -> list[Piece[Batch]]:
+        """Returns the halves of a batch, without one whose mean would be 0/0 where the whole batch's is not."""
         batch, info = piece
         batches = self._split(batch, info.local_samples)
         first = (info.local_samples + 1) // 2
@@ -266,20 +267,21 @@ class UpdateGuard(Generic[Batch]):
         counts = self._count_halves(batch, batches, samples, info) if is_mean else (info.local_supervised, 0)
         is_by_samples = info.weighting.scaling is LossScaling.SAMPLES and self._count is None
         weights = samples if is_by_samples else counts
-        total = sum(weights)  # the user's count may differ from the loader's
+        total = sum(weights) if is_mean else 0  # the user's count may differ from the loader's
         halves = []
         for half, held, supervised, weight, sample_ids in zip(batches, samples, counts, weights, ids, strict=True):
+            if total and not weight:
+                continue
             of_half = replace(
                 info,
                 local_samples=held,
                 local_supervised=supervised,
                 sample_ids=sample_ids,
                 padded_tokens=info.padded_tokens * held // info.local_samples,
-                loss_scale=info.loss_scale * weight / total if is_mean and total else info.loss_scale,
-                is_idle=is_mean and total > 0 and not weight,  # its mean may be 0/0, which the whole batch's is not
+                loss_scale=info.loss_scale * weight / total if total else info.loss_scale,
             )
             halves.append((half, of_half))
-        return halves[0], halves[1]
+        return halves
 
     def _count_halves(
         self, batch: Batch, halves: tuple[Batch, Batch], samples: tuple[int, int], info: StepInfo
