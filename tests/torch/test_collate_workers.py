@@ -157,7 +157,7 @@ def die() -> None:
         (exit_quietly, "SystemExit: 3"),
         (
             threading.Lock,
-            "a batch cannot be sent to the training process .TypeError: cannot pickle '_thread.lock' object",
+            "a batch cannot be sent to another process .TypeError: cannot pickle '_thread.lock' object",
         ),
         (die, r"the process that collates \(pid \d+\) exited unexpectedly \(exit code -9\) at step \d+"),
     ],

@@ -20,16 +20,15 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from pickle import PicklingError
 from queue import SimpleQueue
 from typing import Final, TypeAlias
 
 import torch
 
-from odb_ref.core.errors import OdbError, UsageError
+from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.collator import CollateTask, Made
-from odb_ref.torch.reading.description import Failure, RebuildReporter, describe, describe_exit
-from odb_ref.torch.reading.serialization import Packed, pack
+from odb_ref.torch.reading.description import Failure, RebuildReporter, describe_exit
+from odb_ref.torch.reading.serialization import pack
 
 SLOW_S: Final = 0.004
 SLOW_TIMES: Final = 3
@@ -253,16 +252,6 @@ def _answer(make: Callable[[CollateTask], Made], task: CollateTask | BaseExcepti
         if isinstance(task, BaseException):
             raise task
         made = make(task)
-        return replace(made, batch=_pack(made.batch))
+        return replace(made, batch=pack(made.batch, what="a batch"))
     except BaseException as error:  # whatever collate_fn raises, including what would silently end the process
         return Failure.of(error)
-
-
-def _pack(batch: object) -> Packed:
-    try:
-        return pack(batch)
-    except (TypeError, AttributeError, PicklingError) as error:
-        raise UsageError(
-            f"a batch cannot be sent to the training process ({describe(error)}): with num_workers above 0, collate_fn must "
-            "return what can be pickled"
-        ) from error

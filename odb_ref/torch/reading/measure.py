@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from odb_ref.torch.reading.costs import Resources
-from odb_ref.torch.reading.description import describe
-from odb_ref.torch.reading.serialization import Packed, count_bytes, pack
+from odb_ref.torch.reading.serialization import count_bytes, pack
 from odb_ref.torch.reading.tasks import (
     COUNTING,
     IGNORE_INDEX,
@@ -254,16 +253,4 @@ class Measure:
 
     def _finish(self, length: int, supervised: int, sample: object) -> Measured:
         nbytes, costs = count_bytes(sample) if self.is_weighing else 0, self.resources.measure(sample)
-        return Measured(length, supervised, _pack(sample) if self.is_packing else sample, nbytes, costs)
-
-
-def _pack(sample: object) -> Packed:
-    try:
-        return pack(sample)
-    except MemoryError:
-        raise
-    except Exception as error:  # parts of a sample may raise anything: an open file, a lock
-        raise SampleError(
-            f"a sample cannot be sent to the process that collates ({describe(error)}): with num_workers above 0, samples must "
-            "be picklable. Leave out what cannot be pickled, or use num_workers=0"
-        ) from error
+        return Measured(length, supervised, pack(sample) if self.is_packing else sample, nbytes, costs)

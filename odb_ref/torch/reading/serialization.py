@@ -22,7 +22,8 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 
-from odb_ref.core.errors import OdbError
+from odb_ref.core.errors import OdbError, UsageError
+from odb_ref.torch.reading.description import describe
 
 LARGE_BYTES: Final = 1 << 18
 """Tensors and arrays of at least this size go through a memory file, if the system supports these."""
@@ -196,8 +197,8 @@ def _explain(error: OSError, nbytes: int) -> OSError | TransferError:
     return error
 
 
-def pack(sample: object) -> Packed:
-    """Packs a sample, unless it is packed already. Raises: errors from pickling."""
+def pack(sample: object, *, what: str = "a sample") -> Packed:
+    """Packs a sample or a batch, unless it is packed already. Raises: UsageError when a part of it cannot be pickled."""
     if isinstance(sample, Packed):
         return sample
     file, large = io.BytesIO(), list[memoryview]()
@@ -209,7 +210,15 @@ def pack(sample: object) -> Packed:
             large.append(memory)
         return memory.nbytes < LARGE_BYTES
 
-    _Packer(file, protocol=5, buffer_callback=keep).dump(sample)
+    try:
+        _Packer(file, protocol=5, buffer_callback=keep).dump(sample)
+    except MemoryError:
+        raise
+    except Exception as error:  # a part may raise anything: an open file, a lock
+        raise UsageError(
+            f"{what} cannot be sent to another process ({describe(error)}): with num_workers above 0, it must be possible to "
+            "pickle all of it. Leave out what cannot be pickled, or use num_workers=0"
+        ) from error
     return Packed(file.getvalue(), tuple(large))
 
 

@@ -114,7 +114,7 @@ class _Reporter:
         self._send(SampleListener.on_read, items, is_ended=is_ended, is_full=is_full)
 
     def on_batch(self, number: int, batch: object) -> None:
-        self._send(SampleListener.on_batch, number, pack(batch))
+        self._send(SampleListener.on_batch, number, pack(batch, what="a batch"))
 
     def on_warning(self, text: str) -> None:
         self._send(SampleListener.on_warning, text)
