@@ -39,9 +39,9 @@ def change(core: Path, module: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def copy_with_defect(folder: Path, name: str) -> None:
+def copy_with_defect(folder: Path, name: str) -> core_copy._Copy:
     (defect,) = (defect for defect in DEFECTS if defect.name.startswith(name))
-    core_copy._copy_repository(folder, plant(defect, folder / "planted"))
+    return core_copy._copy_repository(folder, plant(defect, folder / "planted"))
 
 
 def get(stages: list[Stage], name: str) -> Stage:
@@ -96,17 +96,20 @@ def test_stages_for_which_there_is_no_time_are_skipped(core: Path) -> None:
 
 
 def test_what_is_broken_off_ends_soon(core: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def list_stages(work: Path, seed: int, deadline: float) -> list[Callable[[], object]]:
-        return [lambda: "done", *[partial(core_copy._run, work, ["-c", "import time; time.sleep(60)"], deadline)] * 3]
+    copies = []
+
+    def list_stages(copy: core_copy._Copy, seed: int) -> list[Callable[[], object]]:
+        copies.append(copy)
+        return [lambda: "done", *[partial(copy.run, ["-c", "import time; time.sleep(60)"])] * 3]
 
     monkeypatch.setattr(core_copy, "_list_stages", list_stages)
     stages = cast("Generator[object, None, None]", verify_core(core))
     assert next(stages) == "done"
-    assert is_in_time(lambda: len(core_copy._running) == 2, 20)
+    assert is_in_time(lambda: len(copies[0]._processes) == 2, 20)
     begin_s = time.monotonic()
     stages.close()
     assert time.monotonic() - begin_s < 20
-    assert not core_copy._running
+    assert not copies[0]._processes
 
 
 @pytest.mark.usefixtures("brief")
@@ -131,10 +134,10 @@ def test_what_strikes_in_pytest_itself_is_what_is_said() -> None:
 @pytest.mark.usefixtures("brief")
 def test_the_property_that_a_failing_test_checks_is_not_shown(tmp_path: Path) -> None:
     """It was said to hold where no other stage had refuted it, and later to be violated, which no case had shown."""
-    copy_with_defect(tmp_path, "an update of one token")
+    copy = copy_with_defect(tmp_path, "an update of one token")
     suite = replace(core_copy._SUITES[0], tests=("tests/core/test_weighting.py",))
     holding = Stage(name="large", covered="", properties=("WEIGHT", "ALIGN"), seconds=0, findings=())
-    verdicts = compute_verdicts([holding, core_copy._run_suite(tmp_path, suite, time.monotonic() + 60)])
+    verdicts = compute_verdicts([holding, core_copy._run_suite(copy, suite)])
     assert verdicts["AS-TESTED"] == ("VIOLATED", "unit")
     assert verdicts["WEIGHT"] == ("not shown", "unit; no violation in large")
     assert verdicts["ALIGN"] == ("holds", "large")
@@ -153,7 +156,7 @@ def test_a_core_that_is_another_than_the_proved_one_violates_no_property_by_that
     holding = Stage(name="large", covered="", properties=("ALIGN", "AGE"), seconds=0, findings=())
     found = Finding(property="REPLAY", detail="", case="")
     refuted = replace(holding, name="properties", findings=(found,))
-    stages = [holding, refuted, core_copy._run_suite(tmp_path, suite, time.monotonic() + 60)]
+    stages = [holding, refuted, core_copy._run_suite(core_copy._Copy(tmp_path, time.monotonic() + 60), suite)]
     verdicts = compute_verdicts(stages)
     assert verdicts[suite.property] == ("VIOLATED", name)
     assert verdicts["REPLAY"] == ("VIOLATED", "properties")
@@ -240,8 +243,7 @@ def test_weights_that_make_another_mean_are_named(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("stage", ["exploration", pytest.param("properties", marks=pytest.mark.slow), "large"])
 def test_counts_are_not_judged_by_the_core_that_made_them(stage: str, name: str, tmp_path: Path) -> None:
     """Checks: WEIGHT."""
-    copy_with_defect(tmp_path, name)
-    found = core_copy._run_worlds(tmp_path, stage, 0, time.monotonic() + 60)
+    found = core_copy._run_worlds(copy_with_defect(tmp_path, name), stage, 0)
     assert {finding.property for finding in found.findings} == {"WEIGHT"}
 
 
@@ -250,8 +252,7 @@ def test_samples_that_share_an_id_are_two(stage: str, core: Path, tmp_path: Path
     """Checks: CONSERVE. Spec: R1.1. No world had an id twice."""
     carried = "chain.from_iterable(groups[i] for i in order[target:])"
     change(core, "batching/alignment", carried, f"{{one.id: one for one in {carried}}}.values()")
-    core_copy._copy_repository(tmp_path, core)
-    (finding,) = core_copy._run_worlds(tmp_path, stage, 0, time.monotonic() + 60).findings
+    (finding,) = core_copy._run_worlds(core_copy._copy_repository(tmp_path, core), stage, 0).findings
     assert finding.property == "CONSERVE", finding.detail
 
 

@@ -37,9 +37,8 @@ def plant(defect: Defect, folder: Path) -> Path:
 def refute(defect: Defect) -> Iterator[tuple[str, str]]:
     """Yields the first stage that refutes the defect, after the stages that could not be judged."""
     with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        core_copy._copy_repository(work, plant(defect, work / "planted"))
-        for run_stage in core_copy._list_stages(work, 0, time.monotonic() + core_copy.LIMIT_S):
+        copy = core_copy._copy_repository(Path(folder), plant(defect, Path(folder) / "planted"))
+        for run_stage in core_copy._list_stages(copy, seed=0):
             stage = run_stage()
             if stage.findings:
                 yield stage.name, f"{stage.findings[0].property}: {stage.findings[0].detail}"

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -48,8 +48,6 @@ _VIOLATED: Final = re.compile(
 )
 """How the checker of traces, the core's invariants and an exploration name what is violated."""
 _MODEL: Final = Path("proofs/extracted/model")
-_running: Final[set[subprocess.Popen[str]]] = set()
-"""The processes of the stages that are being run."""
 
 _PROVED: Final = (*OF_THE_WORLD, "RESUME")
 """What is known of the core that is specified, proved and modelled, and so not of one that differs from it."""
@@ -131,6 +129,49 @@ _SUITES: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A copy of the repository with the changed core, and the processes that run in it until ``deadline``."""
+
+    folder: Path
+    deadline: float
+    """In seconds of `time.monotonic`."""
+    _processes: set[subprocess.Popen[str]] = field(default_factory=set)
+
+    def run(self, arguments: list[str]) -> subprocess.CompletedProcess[str] | None:
+        """Runs Python and returns the process when it is done, or None if time runs out first."""
+        limit_s = self.deadline - time.monotonic()
+        if limit_s <= 0:
+            return None
+        path = os.pathsep.join([str(self.folder), str(self.folder / "simulator")])
+        environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
+        # In CI a missing tool fails a test, and examples are fixed. Here it should skip a stage, and examples may differ.
+        environment.pop("CI", None)
+        with subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            self._processes.add(process)
+            try:
+                printed, complained = process.communicate(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return None
+            finally:
+                self._processes.discard(process)
+        return subprocess.CompletedProcess(arguments, process.returncode, printed, complained)
+
+    def terminate(self) -> None:
+        """Ends the processes that run."""
+        for process in tuple(self._processes):
+            process.terminate()
+
+
 def verify_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Iterator[Stage]:
     """Yields the stages in order, each as soon as it and all before it are done.
 
@@ -141,72 +182,42 @@ def verify_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Itera
     missing = [name for name in expected if not (core / name).is_file()]
     if missing:
         raise UsageError(f"{core} is not a copy of odb_ref/core: it has no {missing[0]}")
-    deadline = time.monotonic() + limit_s
     with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        _copy_repository(work, core)
+        copy = _copy_repository(Path(folder), core, limit_s)
         lanes = ThreadPoolExecutor(2)
-        futures = [lanes.submit(stage) for stage in _list_stages(work, seed, deadline)]
+        futures = [lanes.submit(stage) for stage in _list_stages(copy, seed)]
         try:
             for future in futures:
                 yield future.result()
         finally:  # if it is broken off, nothing more begins, and what runs ends
             lanes.shutdown(wait=False, cancel_futures=True)
             while not all(future.done() for future in futures):
-                for process in tuple(_running):
-                    process.terminate()
+                copy.terminate()
                 time.sleep(0.05)
 
 
-def _list_stages(work: Path, seed: int, deadline: float) -> list[Callable[[], Stage]]:
+def _list_stages(copy: _Copy, seed: int) -> list[Callable[[], Stage]]:
     """Returns functions that run the stages, the short ones first."""
-    worlds = [partial(_run_worlds, work, name, seed, deadline) for name in ("large", "properties", "exploration")]
-    return [*worlds, *(partial(_run_suite, work, suite, deadline) for suite in _SUITES)]
+    worlds = [partial(_run_worlds, copy, name, seed) for name in ("large", "properties", "exploration")]
+    return [*worlds, *(partial(_run_suite, copy, suite) for suite in _SUITES)]
 
 
-def _copy_repository(work: Path, core: Path) -> None:
+def _copy_repository(folder: Path, core: Path, limit_s: float = LIMIT_S) -> _Copy:
+    copy = _Copy(folder, time.monotonic() + limit_s)
     for name in _COPIED:
         source = _ROOT / name
         if source.is_dir():
-            shutil.copytree(source, work / name, ignore=_IGNORED)
+            shutil.copytree(source, folder / name, ignore=_IGNORED)
         elif source.exists():
-            shutil.copy(source, work / name)
-    shutil.rmtree(work / "odb_ref" / "core")
-    shutil.copytree(core, work / "odb_ref" / "core", ignore=_IGNORED)
+            shutil.copy(source, folder / name)
+    shutil.rmtree(folder / "odb_ref" / "core")
+    shutil.copytree(core, folder / "odb_ref" / "core", ignore=_IGNORED)
     if (_ROOT / "proofs").is_dir():
-        (work / "proofs").symlink_to(_ROOT / "proofs")
+        (folder / "proofs").symlink_to(_ROOT / "proofs")
+    return copy
 
 
-def _run(work: Path, arguments: list[str], deadline: float) -> subprocess.CompletedProcess[str] | None:
-    """Runs a process and returns it when it is done, or None if time runs out first."""
-    limit_s = deadline - time.monotonic()
-    if limit_s <= 0:
-        return None
-    path = os.pathsep.join([str(work), str(work / "simulator")])
-    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
-    # In CI a missing tool fails a test, and examples are fixed. Here it should skip a stage, and examples may differ.
-    environment.pop("CI", None)
-    with subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=work,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        _running.add(process)
-        try:
-            printed, complained = process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return None
-        finally:
-            _running.discard(process)
-    return subprocess.CompletedProcess(arguments, process.returncode, printed, complained)
-
-
-def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
+def _run_suite(copy: _Copy, suite: _Suite) -> Stage:
     began = time.perf_counter()
 
     def end(
@@ -229,25 +240,13 @@ def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
             remedy=remedy,
         )
 
-    found = {test: sorted(work.glob(f"{test}*")) for test in suite.tests}
+    found = {test: sorted(copy.folder.glob(f"{test}*")) for test in suite.tests}
     if missing := [test for test, paths in found.items() if not paths]:
         return end(skipped=f"no {missing[0]} beside this installation: it needs the repository")
-    if suite.needs is not None and not (work / suite.needs).exists():
+    if suite.needs is not None and not (copy.folder / suite.needs).exists():
         return end(skipped=f"{suite.needs} is not built (it needs Coq and OCaml)", remedy="make proofs")
-    done = _run(
-        work,
-        [
-            "-m",
-            "pytest",
-            "-x",
-            "-rsfE",
-            "-p",
-            "no:cacheprovider",
-            f"--timeout={_TEST_S}",
-            *map(str, chain(*found.values())),
-        ],
-        deadline,
-    )
+    options = ["-x", "-rsfE", "-p", "no:cacheprovider", f"--timeout={_TEST_S}"]
+    done = copy.run(["-m", "pytest", *options, *map(str, chain(*found.values()))])
     if done is None:
         return end(skipped="there was no time left")
     passed = re.search(r"(\d+) passed", done.stdout)
@@ -265,7 +264,7 @@ def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
     finding = Finding(property=suite.property, detail=detail, case=case)
     told = f"shown by what refutes {suite.property}"
     named = (replace(finding, property=name, detail=told) for name in _list_named(done.stdout))
-    return end(covered, findings=(finding, *named), doubted=(*suite.doubts, *_list_checked(work, case)))
+    return end(covered, findings=(finding, *named), doubted=(*suite.doubts, *_list_checked(copy.folder, case)))
 
 
 def _list_named(printed: str) -> list[str]:
@@ -274,12 +273,12 @@ def _list_named(printed: str) -> list[str]:
     return list(dict.fromkeys(one or other for one, other in _VIOLATED.findall(said)))
 
 
-def _list_checked(work: Path, case: str) -> list[str]:
+def _list_checked(folder: Path, case: str) -> list[str]:
     """Returns the properties that a test checks. If it fails, nothing says which of them are violated, if any are."""
     path, _, test = case.partition("::")
-    if not (work / path).is_file():
+    if not (folder / path).is_file():
         return []
-    nodes = ast.walk(ast.parse((work / path).read_text(encoding="utf-8")))
+    nodes = ast.walk(ast.parse((folder / path).read_text(encoding="utf-8")))
     tests = (node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == test.partition("[")[0])
     checked = re.search(rf"Checks:\s+({_ID}(?:,\s+{_ID})*)", next(map(ast.get_docstring, tests), None) or "")
     return re.findall(_ID, checked[1]) if checked else []
@@ -295,11 +294,13 @@ def _read_failure(printed: str, errors: str) -> tuple[str, str]:
     return " ".join(said[:4])[:1000] or last, failed[1] if failed else "the collection of the tests"
 
 
-def _run_worlds(work: Path, name: str, seed: int, deadline: float) -> Stage:
+def _run_worlds(copy: _Copy, name: str, seed: int) -> Stage:
     began = time.perf_counter()
-    answer = work / f"{name}.json"
-    limit_s = max(0.1, min(_WORLDS_S, (deadline - time.monotonic()) * 0.8))  # leaves time to report what it has seen
-    done = _run(work, ["-m", "odb_sim.verify.core_worlds", name, str(seed), str(limit_s), str(answer)], deadline)
+    answer = copy.folder / f"{name}.json"
+    limit_s = max(
+        0.1, min(_WORLDS_S, (copy.deadline - time.monotonic()) * 0.8)
+    )  # leaves time to report what it has seen
+    done = copy.run(["-m", "odb_sim.verify.core_worlds", name, str(seed), str(limit_s), str(answer)])
     seconds = time.perf_counter() - began
     if done is None:
         return Stage(
