@@ -91,7 +91,7 @@ def test_the_cost_of_llama_3_8b_by_hand() -> None:
     assert memory.states == pytest.approx(16 * 8_030_261_248 / 64 + 6 * 128_256 * 4096)
     kept = 2 * (4 * 4096 + 3 * 4096 + 3 * 1024) + 8 * 4096 + 2 * 4 * 14336
     assert memory.token == pytest.approx(32 * kept + 12 * 128_256)
-    assert memory.tokens == int((0.92 * 80e9 - memory.states) / memory.token)
+    assert memory.tokens == int((0.92 * 84.9e9 - memory.states) / memory.token)
 
 
 def test_what_is_sharded_and_sent_is_the_strategy_s() -> None:
@@ -227,7 +227,7 @@ def test_micro_batches_that_were_trained_on_fit_into_what_memory_may_hold(
     with MEASURED.open() as file:
         for row in csv.DictReader(file):
             tokens = int(row["batch"]) * int(row["length"])
-            assert tokens <= 1.02 * build_measured(row).compute_token_range()[1], row
+            assert tokens <= build_measured(row).compute_token_range()[1], row
 
 
 def test_a_price_of_one_s_own_has_no_range() -> None:
