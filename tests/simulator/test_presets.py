@@ -101,6 +101,9 @@ def test_what_is_sharded_and_sent_is_the_strategy_s() -> None:
     costs = {name: job.price(job.values | {"launch_s": 0.0}) for name, job in jobs.items()}
     states = [jobs[name].compute_memory(jobs[name].values).states for name in ("ddp", "zero-1", "zero-2")]
     assert all(more > less for more, less in pairwise(states))
+    alone = build_job(gpu="h100", model="qwen2.5-0.5b", strategy="ddp", gpus=1)
+    held = alone.compute_memory(alone.values).states
+    assert states[0] == pytest.approx(held * 18 / 16), "DDP's buckets, which one rank has not"
     assert [costs[name].collective.each_step for name in ("ddp", "zero-1", "zero-2", "fsdp")] == [
         False,
         False,
@@ -144,7 +147,7 @@ def test_computing_again_takes_longer_and_holds_more() -> None:
         ({"strategy": "dpp"}, "did you mean ddp?"),
         ({"gpus": 0}, "--gpus"),
         ({"price_usd": -1.0}, "--price"),
-        ({"strategy": "ddp"}, "needs 128 GB of each of 64 GPUs"),
+        ({"strategy": "ddp"}, "needs 145 GB of each of 64 GPUs"),
     ],
 )
 def test_what_makes_no_sense_is_refused(given: dict[str, object], said: str) -> None:

@@ -9,7 +9,8 @@ sent            the parameters, as often as the strategy says, at what a GPU sen
                 be hidden behind computation adds to it, and a micro-batch is not shorter than what is sent in it
 an update       the optimizer reads and writes the states of a rank's share once
 a token's       what each layer keeps for the backward pass (or, where that is computed again, its input, and one layer
-memory          whole), and the logits; beside the states, and a layer's weights where these are sharded
+memory          whole), and the logits; beside the states, DDP's copy of the gradients, and a layer's weights where these
+                are sharded
 ==============  ========================================================================================================
 
 No further overlap is modelled, and no pipeline or tensor parallelism. `data/presets.toml` has the sources of the numbers.
@@ -117,6 +118,8 @@ class TrainingJob:
             size * model.parameters / (self.gpus if name in strategy.sharded else 1) for name, size in bytes_of.items()
         )
         layer = sum(model.layer_weights)
+        if not strategy.sharded and self.gpus > 1:  # DDP's buckets are a second copy of the gradients
+            states += gradient * model.parameters
         if "weights" in strategy.sharded:  # one layer in use, the next being gathered, and the gradients of one
             states += (2 * weight + gradient) * max(layer, model.vocabulary * model.hidden) * min(1, self.gpus - 1)
         attention, kv = model.attention_width, model.kv_heads * model.head_width
