@@ -63,6 +63,16 @@ def test_a_mixture_meets_a_few_of_its_experts() -> None:
     assert load_model("qwen3-30b-a3b").active == pytest.approx(3.0e9, rel=0.03)
 
 
+def test_the_memory_of_a_mixture_by_hand() -> None:
+    """All experts of a layer are gathered, and each token is held once for each expert that it uses."""
+    job = build_job(gpu="h100", model="qwen3-30b-a3b", strategy="fsdp", gpus=64)
+    memory = job.compute_memory(job.values)
+    layer = 2 * 2048 * 128 * (32 + 4) + 128 * 3 * 2048 * 768 + 2 * 2048
+    assert memory.states == pytest.approx(16 * job.model.parameters / 64 + 6 * layer)
+    kept = 2 * (2 * 2048 + 8 * 2 * 2048 + 3 * 4096 + 3 * 512 + 8 * 4 * 768) + 8 * 2048
+    assert memory.token == pytest.approx(48 * kept + 12 * 151_936)
+
+
 def test_every_constant_has_a_source_and_lies_in_its_range() -> None:
     sections = [load_constants(kind, name) for kind in ("gpu", "precision") for name in list_names(kind)]
     for constants in (*sections, load_software()):

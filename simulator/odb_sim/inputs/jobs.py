@@ -117,17 +117,17 @@ class TrainingJob:
         states = sum(
             size * model.parameters / (self.gpus if name in strategy.sharded else 1) for name, size in bytes_of.items()
         )
-        layer = sum(model.layer_weights)
         if not strategy.sharded and self.gpus > 1:  # DDP's buckets are a second copy of the gradients
             states += gradient * model.parameters
         if "weights" in strategy.sharded:  # one layer in use, the next being gathered, and the gradients of one
-            states += (2 * weight + gradient) * max(layer, model.vocabulary * model.hidden) * min(1, self.gpus - 1)
+            layer = max(model.layer_parameters, model.vocabulary * model.hidden)
+            states += (2 * weight + gradient) * layer * min(1, self.gpus - 1)
         attention, kv = model.attention_width, model.kv_heads * model.head_width
         # A layer keeps the inputs of norms and matrices, queries and keys before and after rotation, and the gate's outputs;
-        # also, as in most models with gates, the two norms in float32.
+        # also, as in most models with gates, the two norms in float32. Each expert has an input and an output of its own.
         is_gated = model.matrices > 2
-        kept = weight * (4 * model.hidden + 3 * attention + 3 * kv) + 8 * model.hidden * is_gated
-        kept += weight * (4 if is_gated else 2) * model.feed_forward
+        kept = weight * ((2 + 2 * model.routed) * model.hidden + 3 * attention + 3 * kv) + 8 * model.hidden * is_gated
+        kept += weight * (4 if is_gated else 2) * model.routed * model.feed_forward
         layers = weight * model.hidden * model.layers + kept if self.recomputes else kept * model.layers
         token = values["activation_share"] * layers + values["logit_bytes"] * model.vocabulary
         return Memory(usable=values["usable_share"] * values["memory_bytes"], states=states, token=token)

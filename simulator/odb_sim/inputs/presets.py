@@ -54,11 +54,13 @@ class Model:
     head_width: int
     vocabulary: int
     feed_forward: int
-    """The width of a feed-forward layer, summed over the experts that a token uses."""
+    """The width of a feed-forward layer, or of each of its experts."""
     matrices: int
     """The matrices of a feed-forward layer: 3 if it has a gate."""
     experts: int
-    """The feed-forward weights held, divided by those that a token uses; 1 without experts."""
+    """The experts of a layer; 1 without a mixture."""
+    routed: int
+    """The experts that a token uses."""
     is_tied: bool
     """True if the embedding is also the last matrix."""
 
@@ -69,21 +71,27 @@ class Model:
 
     @property
     def layer_weights(self) -> tuple[int, int]:
-        """The weights of a layer's attention, and those of its feed-forward part that a token uses."""
+        """The weights of a layer's attention, and those of its feed-forward part, or of each expert."""
         attention = 2 * self.hidden * self.head_width * (self.heads + self.kv_heads)
         return attention, self.matrices * self.hidden * self.feed_forward
 
     @property
+    def layer_parameters(self) -> int:
+        """All weights of a layer, without biases."""
+        attention, expert = self.layer_weights
+        return attention + self.experts * expert + 2 * self.hidden
+
+    @property
     def parameters(self) -> int:
         """All weights, without biases."""
-        attention, feed_forward = self.layer_weights
         embeddings = self.vocabulary * self.hidden * (1 if self.is_tied else 2)
-        return self.layers * (attention + self.experts * feed_forward + 2 * self.hidden) + embeddings + self.hidden
+        return self.layers * self.layer_parameters + embeddings + self.hidden
 
     @property
     def active(self) -> int:
         """The weights a token is multiplied with: without the embedding, which is looked up, or the experts not used."""
-        return self.layers * sum(self.layer_weights) + self.vocabulary * self.hidden
+        attention, expert = self.layer_weights
+        return self.layers * (attention + self.routed * expert) + self.vocabulary * self.hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,9 +205,10 @@ def _build_model(name: str, source: str, config: Section) -> Model:
         kv_heads=_read_whole(config, name, "num_key_value_heads", heads),
         head_width=_read_whole(config, name, "head_dim", max(1, hidden // heads)),
         vocabulary=_read_whole(config, name, "vocab_size"),
-        feed_forward=feed_forward * met,
+        feed_forward=feed_forward,
         matrices=2 if is_ungated else 3,
-        experts=held // met,
+        experts=held,
+        routed=met,
         is_tied=bool(config.get("tie_word_embeddings", is_ungated)),
     )
 
