@@ -28,6 +28,7 @@ _UNGATED: Final = ("gpt2", "gpt_neox", "gptj", "opt", "phi", "bloom", "mpt", "fa
 """Model types whose feed-forward layers have two matrices instead of three."""
 _WIDENING: Final = 4
 _LARGEST: Final = 10**12
+_MAY_BE_0: Final = ("each", "update", "n_shared_experts", "shared_expert_intermediate_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class Model:
     matrices: int
     """The matrices of a feed-forward layer: 3 if it has a gate."""
     experts: int
-    """The experts of a layer; 1 without a mixture."""
+    """The experts of a layer, with those that all tokens share; 1 without a mixture."""
     routed: int
     """The experts that a token uses."""
     is_tied: bool
@@ -196,6 +197,9 @@ def _build_model(name: str, source: str, config: Section) -> Model:
         held, met = _read_whole(config, name, experts), _read_whole(config, name, "num_experts_per_tok")
         width = "moe_intermediate_size" if "moe_intermediate_size" in config else width
     feed_forward = _read_whole(config, name, width, _WIDENING * hidden if is_ungated else None)
+    # Every token also uses these. They may be given as one expert that is as wide as several.
+    shared = _read_whole(config, name, "n_shared_experts", 0)
+    shared += _read_whole(config, name, "shared_expert_intermediate_size", 0) // feed_forward
     return Model(
         name=name,
         source=str(config.get("source", source)),
@@ -207,8 +211,8 @@ def _build_model(name: str, source: str, config: Section) -> Model:
         vocabulary=_read_whole(config, name, "vocab_size"),
         feed_forward=feed_forward,
         matrices=2 if is_ungated else 3,
-        experts=held,
-        routed=met,
+        experts=held + shared,
+        routed=met + shared,
         is_tied=bool(config.get("tie_word_embeddings", is_ungated)),
     )
 
@@ -220,7 +224,7 @@ def _read_whole(config: Section, name: str, key: str, default: int | None = None
         not isinstance(value, int)
         or isinstance(value, bool)
         or not 0 <= value <= _LARGEST
-        or (value == 0 and key not in ("each", "update"))
+        or (value == 0 and key not in _MAY_BE_0)
     ):
         raise UsageError(f"{name}: {key} is {value!r:.40}, expected a whole number from 1 to {_LARGEST:.0e}")
     return value
