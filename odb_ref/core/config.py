@@ -165,6 +165,8 @@ class Config(Terms):
             raise UsageError(f"rank must lie in 0..{self.world_size - 1}, got {self.rank}")
         if self.peer >= self.peers:
             raise UsageError(f"peer must lie in 0..{self.peers - 1}, got {self.peer}")
+        if not isinstance(self.rule, TargetRule):
+            raise UsageError(f"rule needs a name and compute_target(agreement), as a TargetRule has: {self.rule!r}")
         if self.quota_samples is not None and self.mode is not Mode.QUOTA:
             raise UsageError("quota_samples needs mode='quota'")
         self._check_updates()

@@ -103,8 +103,8 @@ def check_kind(value: object, name: str, kind: type | tuple[type, ...], what: st
 
 def check_transport(name: str) -> str:
     """Returns the name. Raises: UsageError when there is no such transport."""
-    if name not in TRANSPORTS:
-        raise UsageError(f"unknown transport {name!r}; choose from {', '.join(sorted(TRANSPORTS))}")
+    if name not in (known := sorted(TRANSPORTS)):
+        raise UsageError(f"unknown transport {name!r}; choose from {', '.join(known)}")
     return name
 
 

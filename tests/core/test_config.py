@@ -39,6 +39,7 @@ GOOD: dict[str, Any] = {"rank": 1, "world_size": 4, "budget_tokens": 100, "windo
         ({"peers": 0}, "peers must be at least 1, got 0"),
         ({"quota_samples": 5}, "quota_samples needs mode='quota'"),
         ({"mode": Mode.QUOTA, "quota_samples": 0}, "quota_samples must be at least 1, got 0"),
+        ({"rule": None}, "rule needs a name and compute_target(agreement), as a TargetRule has: None"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
