@@ -87,9 +87,9 @@ def test_the_answer_says_why_its_budget_is_far_below_the_memory(
     said = hear(capsys)
     assert f"({low:,} to " in said
     assert f"up to the low end no budget is notably faster than {budget:,}." in said
-    smallest = low // 4 // 64 * 64
+    smallest = low // 8 // 64 * 64
     assert (f"no budget below {smallest:,} was tried" in said) == (budget == smallest)
-    figures = plan(lengths, f"{SMALL} --memory-tokens {8 * budget}")
+    figures = plan(lengths, f"{SMALL} --memory-tokens {16 * budget}")
     assert figures["ways"][0]["token_budget"] == 2 * budget
     assert f"no budget below {2 * budget:,} was tried" in hear(capsys)
 

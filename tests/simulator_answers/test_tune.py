@@ -269,7 +269,7 @@ def test_shared_shards_are_tuned_as_such() -> None:
 def test_ladders() -> None:
     assert compute_ladder(100, 8) == [8, 12, 16, 24, 32, 48, 64, 96, 100]
     assert compute_ladder(5, 8) == [5]
-    assert compute_budget_ladder(4096)[0] == 1024
+    assert compute_budget_ladder(4096)[0] == 512
     assert compute_budget_ladder(4096)[-1] == 4096
     assert compute_budget_ladder(1) == [1]
 

@@ -207,8 +207,8 @@ def compute_ladder(largest: int, smallest: int) -> list[int]:
 
 
 def compute_budget_ladder(memory_tokens: int) -> list[int]:
-    """Returns the budgets to try, ascending by eighths from a quarter of the memory to all of it."""
-    return sorted({max(1, memory_tokens * eighths // 8) for eighths in range(2, 9)})
+    """Returns the budgets to try, ascending by 4/3 and 3/2 in turn, from an eighth of the memory to all of it."""
+    return sorted({max(1, memory_tokens * parts // 24) for parts in (3, 4, 6, 8, 12, 16, 24)})
 
 
 def tune(question: Question, runner: Runner | None = None, *, choices: Iterable[Choice] = ()) -> Tuning:
