@@ -19,7 +19,7 @@ from odb_ref.compat.constants import (
     TOTAL_BATCH_SIZE_KEY,
     TOTAL_TOKENS_KEY,
 )
-from odb_ref.core.batching.weighting import LossScaling, Weighting
+from odb_ref.core.batching.weighting import LossScaling
 from odb_ref.core.types import StepCounts
 from odb_ref.torch import StepInfo, UsageError
 
@@ -131,7 +131,7 @@ def _read(value: object) -> int:
 
 
 def compute_scale(info: StepInfo, scaling: str) -> float:
-    """Returns the weight of a step's loss in a mode that may differ from the loader's. Each step counts as an update."""
+    """Returns the weight of a step's loss in its update, in a mode that may differ from the loader's."""
     local = StepCounts(info.local_samples, info.local_tokens, info.local_supervised)
-    total = StepCounts(info.global_samples, info.global_tokens, info.global_supervised)
-    return Weighting(scaling=LossScaling(scaling)).compute_scale(local, total, info.world_size)
+    update = StepCounts(info.update_samples, info.update_tokens, info.update_supervised)
+    return replace(info.weighting, scaling=LossScaling(scaling)).compute_scale(local, update, info.world_size)

@@ -136,6 +136,14 @@ def test_a_batch_carries_its_step_until_it_is_taken() -> None:
     assert odb.scale_loss(torch.tensor(1.0), {}) == 1.0
 
 
+@pytest.mark.parametrize("options", [{"update_samples": 8}, {"accumulation_steps": 3}, {"reduction": "sum"}])
+def test_a_scaling_that_is_named_weighs_as_the_loader_does(options: dict[str, Any]) -> None:
+    with make(loss_scaling="exact", **options) as loader:
+        for batch in loader:
+            named = odb.pop_step_info({**batch}, loss_scaling="exact")
+            assert named.loss_scale == odb.pop_step_info(batch).loss_scale
+
+
 def test_a_batch_of_a_plain_loader_is_not_weighed_on_several_ranks() -> None:
     with pytest.warns(UserWarning, match="its loss is not weighed"):
         info = odb.pop_step_info({"input_ids": torch.ones(2, 3)}, world_size=2)
