@@ -438,6 +438,8 @@ def read_padded(rank: int, world_size: int, count: int, states: list[Any], updat
     samples, numbers = Numbers(0, count), list[int]()
     sampler: Any = DistributedSampler(samples, world_size, rank, seed=7)
     with make_updates(samples, sampler=sampler, shuffle=False, state=states) as loader:
+        if states:
+            loader.load_state_dict(loader.state_dict())  # saved again before the first step
         for batch, info in loader.steps():
             numbers += batch["numbers"] if not info.is_idle else []
             if info.is_update_end and info.update + 1 == updates:

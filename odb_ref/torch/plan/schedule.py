@@ -126,6 +126,7 @@ class Schedule:
 
     def compute_state(self, rank: int, world_size: int, progress: EpochProgress | None) -> EpochState:
         """Returns the state to save. ``progress`` is this rank's position in the current epoch, or None between epochs."""
+        resumed = self._choose_progress(rank, world_size) if self._loaded else None  # first: the order follows theirs
         state = EpochState(
             epoch=self.epoch,
             world_size=world_size,
@@ -133,8 +134,8 @@ class Schedule:
             settings=self._settings,
             order=self._order.describe(self._count_samples()),
         )
-        if self._loaded:
-            return replace(state, keys=self._find_saved_keys(rank), progress=self._choose_progress(rank, world_size))
+        if resumed is not None:
+            return replace(state, keys=self._find_saved_keys(rank), progress=resumed)
         if progress is None or self.start is None:
             return state
         self._digest = self._digest or self._order.compute_digest(self.start)
