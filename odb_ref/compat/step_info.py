@@ -93,8 +93,9 @@ def pop_step_info(
         return _pop_numbers(batch, loss_scaling, world_size)
     for key in (ODB_STEP_INFO_KEY, *_COUNTS):
         batch.pop(key, None)
-    scale = info.loss_scale if loss_scaling in ("auto", None) else compute_scale(info, resolve_scaling(loss_scaling))
-    if world_size is not None:
+    scaling = info.weighting.scaling if loss_scaling in ("auto", None) else LossScaling(resolve_scaling(loss_scaling))
+    scale = info.loss_scale if scaling is info.weighting.scaling else compute_scale(info, scaling)
+    if world_size is not None and scaling is not LossScaling.NONE:
         scale *= world_size / info.world_size
     return ODBStepInfo(info.global_samples, scale, info)
 
@@ -130,8 +131,8 @@ def _read(value: object) -> int:
     return int(torch.as_tensor(value).reshape(-1)[0])
 
 
-def compute_scale(info: StepInfo, scaling: str) -> float:
-    """Returns the weight of a step's loss in its update, in a mode that may differ from the loader's."""
+def compute_scale(info: StepInfo, scaling: LossScaling) -> float:
+    """Returns the weight of a step's loss in its update, in a mode that differs from the loader's."""
     local = StepCounts(info.local_samples, info.local_tokens, info.local_supervised)
     update = StepCounts(info.update_samples, info.update_tokens, info.update_supervised)
-    return replace(info.weighting, scaling=LossScaling(scaling)).compute_scale(local, update, info.world_size)
+    return replace(info.weighting, scaling=scaling).compute_scale(local, update, info.world_size)

@@ -127,7 +127,7 @@ def test_a_batch_carries_its_step_until_it_is_taken() -> None:
             assert (info.all_samples_this_step, info.loss_scale) == (len(moved["numbers"]), step.loss_scale)
             assert weighed == 2.0 * step.loss_scale
             seen += moved["numbers"]
-            assert odb.pop_step_info({**batch}, loss_scaling="none").loss_scale == 1.0
+            assert odb.pop_step_info({**batch}, loss_scaling="none", world_size=3).loss_scale == 1.0
             assert odb.pop_step_info({**batch}, loss_scaling="approx", world_size=3).loss_scale == 3.0
     assert sorted(seen) == list(range(20))
     assert odb.scale_loss(torch.tensor(1.0), 3, 12, 2) == 0.5
@@ -137,11 +137,12 @@ def test_a_batch_carries_its_step_until_it_is_taken() -> None:
 
 
 @pytest.mark.parametrize("options", [{"update_samples": 8}, {"accumulation_steps": 3}, {"reduction": "sum"}])
-def test_a_scaling_that_is_named_weighs_as_the_loader_does(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("scaling", ["exact", "none"])
+def test_a_scaling_that_is_named_weighs_whole_updates_too(scaling: str, options: dict[str, Any]) -> None:
     with make(loss_scaling="exact", **options) as loader:
-        for batch in loader:
-            named = odb.pop_step_info({**batch}, loss_scaling="exact")
-            assert named.loss_scale == odb.pop_step_info(batch).loss_scale
+        scales = [odb.pop_step_info(batch).loss_scale for batch in loader]
+    with make(loss_scaling=scaling, **options) as loader:
+        assert [odb.pop_step_info(batch, loss_scaling="exact").loss_scale for batch in loader] == scales
 
 
 def test_a_batch_of_a_plain_loader_is_not_weighed_on_several_ranks() -> None:
