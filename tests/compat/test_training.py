@@ -356,6 +356,8 @@ def test_lightning_trains_with_the_weights_of_the_batches(tmp_path: Path) -> Non
         else:
             configure_lightning_module(module, dataloader=dataloader, **options)
         runs.append(fit(module, dataloader, *callbacks))
+    with pytest.raises(UsageError, match="Lightning would step inside updates"):
+        configure_lightning_module(Module(), dataloader=make_plain(), update_samples=8, **options)
     with pytest.raises(UsageError, match="a sample budget needs a module"):
         fit(Module(), make_plain(), ODBLightningCallback(10))
     whole, mixed, stopped = runs

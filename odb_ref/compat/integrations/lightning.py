@@ -59,12 +59,16 @@ def configure_lightning_module(
     ``accumulate_grad_batches``, so over an update the gradient is the mean of the micro-steps' exact ones. With
     `odb_ref.integrations.lightning` it is exact over the update.
 
-    Raises: UsageError like `ODBDataLoader`, and when there is neither a loader nor a handle.
+    Raises: UsageError like `ODBDataLoader`, when updates have a fixed size, and when there is neither a loader nor a handle.
     """
     if isinstance(dataloader, ODBDataLoader):
         handle = ODBHandle(dataloader.odb_config) if handle is None else handle
     elif dataloader is not None:
         handle = apply(dataloader, loss_scaling=loss_scaling, **apply_kwargs)  # type: ignore[arg-type]
+    if isinstance(dataloader, ODBDataLoader) and dataloader.loader.update_samples is not None:
+        raise UsageError(
+            "update_samples needs odb_ref.integrations.lightning: here Lightning would step inside updates"
+        )
     if handle is None:
         raise UsageError("configure_lightning_module needs a dataloader, or the handle of one that apply has changed")
     bridge = ODBLightningBridge(module, handle, sample_budget, loss_scaling)
