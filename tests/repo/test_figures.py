@@ -78,10 +78,8 @@ def test_the_ends_of_the_range(trace: str) -> None:
 def test_the_options_that_tune_prints() -> None:
     tuned = get_figures("tune mm_mix_real --ranks 8 --memory-tokens 16384 --no-beside")
     assert f"It prints the options to use, `{tuned['options']}` here" in read_words(CHOOSE)
-    assert (
-        f"`token_budget={tuned['token_budget']:_}`, `Batching(window={tuned['window']}, depth={tuned['depth']})`"
-        in (read_words(CHOOSE))
-    )
+    batching = f'`Batching(window={tuned["window"]}, depth={tuned["depth"]}, cost="{tuned["cost"]}")`'
+    assert f"`token_budget={tuned['token_budget']:_}`, {batching}" in read_words(CHOOSE)
     assert f"`Protocol(ramp_rounds={tuned['ramp']}, max_age_rounds={tuned['max_age']})`" in read_words(CHOOSE)
 
 
