@@ -190,7 +190,7 @@ def pad(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_collate_fn_that_pads_is_warned_of(num_workers: int) -> None:
-    options = {"collate_fn": pad, "supervised_fn": lambda _: 1, "num_workers": num_workers}
+    options = {"collate_fn": pad, "supervised_fn": len, "num_workers": num_workers}
     with pytest.warns(RuntimeWarning, match="a row for each sample, so its batches hold more than token_budget"):
         assert take(make_loader(Texts(0, 12), **options), count_samples) == 12
 
