@@ -8,7 +8,7 @@
 
 It is run by hand before a release and when a bound changes, not by CI. If something is missing (a Python that is not installed
 as ``python3.12``, a version that the index lacks), the environment's row says so, and the others run. Results stay in
-.make/reach/found.json, from which the page is made. Like ``make test``, it runs a slice of tests with many cases.
+.make/reach/found.json; on the page they replace older ones. Like ``make test``, it runs a slice of tests with many cases.
 """
 
 from __future__ import annotations
@@ -200,18 +200,19 @@ def try_cell(name: str, cell: Cell, *, is_kept: bool) -> dict[str, Any]:
     return found
 
 
-def describe(found: dict[str, dict[str, Any]]) -> str:
-    """Returns the table in Markdown. A test compares its versions with the bounds of pyproject.toml."""
-    lines = ["| environment | what was run | result |", "|---|---|---|"]
-    for name, cell in found.items():
-        # Packages that are there only for another package were not tried.
-        tried = [f"{package} {cell['versions'][package]}" for package in SHOWN if is_tried(name, package, cell)]
-        python = ".".join(cell["python"].split(".")[:2])
-        came = f"{cell['tests']}; weights within {cell['job']}" if cell["job"] else cell["tests"]
-        lines.append(
-            f"| {', '.join([f'Python {python}', *tried])} | `make reach REACH={name}`: {cell['what']} | {came} |"
-        )
-    return "\n".join(lines) + "\n"
+def describe(found: dict[str, dict[str, Any]], kept: dict[str, str]) -> str:
+    """Returns the table in Markdown, with rows that are kept. A test compares its versions with those of pyproject.toml."""
+    rows = kept | {name: describe_cell(name, cell) for name, cell in found.items() if name in CELLS}
+    head = ["| environment | what was run | result |", "|---|---|---|"]
+    return "\n".join([*head, *(rows[name] for name in CELLS if name in rows)]) + "\n"
+
+
+def describe_cell(name: str, cell: dict[str, Any]) -> str:
+    # Packages that are there only for another package were not tried.
+    tried = [f"{package} {cell['versions'][package]}" for package in SHOWN if is_tried(name, package, cell)]
+    python = ".".join(cell["python"].split(".")[:2])
+    came = f"{cell['tests']}; weights within {cell['job']}" if cell["job"] else cell["tests"]
+    return f"| {', '.join([f'Python {python}', *tried])} | `make reach REACH={name}`: {cell['what']} | {came} |"
 
 
 def is_tried(name: str, package: str, cell: dict[str, Any]) -> bool:
@@ -221,9 +222,12 @@ def is_tried(name: str, package: str, cell: dict[str, Any]) -> bool:
 
 
 def write_page(found: dict[str, dict[str, Any]]) -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    PAGE.write_text(before + BEGIN + describe(found) + END + rest.partition(END)[2], encoding="utf-8")
+    """Writes what was found into the page. The rows of what could not be run here, or was run elsewhere, stay."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    table, _, after = rest.partition(END)
+    kept = {row[2]: row[1] for row in re.finditer(r"^(.*`make reach REACH=(.*?)`.*)$", table, re.MULTILINE)}
+    ran = {name: cell for name, cell in found.items() if cell["versions"]}
+    PAGE.write_text(before + BEGIN + describe(ran, kept) + END + after, encoding="utf-8")
 
 
 def main() -> int:
@@ -245,10 +249,10 @@ def main() -> int:
         print(f"{name}: {CELLS[name].what} ...", flush=True)
         found[name] = try_cell(name, CELLS[name], is_kept=options.keep)
         print(f"{name}: {found[name]['tests']}; see {FOLDER.relative_to(ROOT)}", flush=True)
-        FOUND.write_text(json.dumps({name: found[name] for name in CELLS if name in found}, indent=1))
-    print(describe({name: found[name] for name in CELLS if name in found}))
+        FOUND.write_text(json.dumps(found, indent=1))
+    print(describe(found, {}))
     if options.page:
-        write_page({name: found[name] for name in CELLS if name in found})
+        write_page(found)
     return not all(found[name]["is_right"] for name in names if name in found)
 
 

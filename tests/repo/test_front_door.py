@@ -13,6 +13,7 @@ import pytest
 
 import odb_ref
 from tests.helpers.capture import capture
+from tests.reach import __main__ as reach
 
 ROOT = Path(__file__).parents[2]
 
@@ -207,6 +208,19 @@ def test_versions_claimed_are_versions_run() -> None:
     assert project["requires-python"] == f">={'.'.join(map(str, min(run['Python'])))}"
     claimed = {number(line.rpartition(" ")[2]) for line in project["classifiers"] if "Python :: 3." in line}
     assert claimed == set(run["Python"])
+
+
+def test_a_row_of_the_page_stays_until_its_versions_are_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "PAGE", tmp_path / "page.md")
+    old = {name: f"| Python | `make reach REACH={name}`: {name} | pass |" for name in ("oldest", "newest", "verl")}
+    reach.PAGE.write_text("Before.\n" + reach.BEGIN + reach.describe({}, old) + reach.END + "After.\n")
+    found = {"what": "all", "python": "3.11.7", "versions": {"torch": "2.13.0"}, "tests": "9 passed", "job": "1e-13"}
+    reach.write_page({"newest": found, "verl": found | {"versions": {}, "tests": "not run"}})
+    new = "| Python 3.11, torch 2.13.0 | `make reach REACH=newest`: all | 9 passed; weights within 1e-13 |"
+    table = reach.describe({}, old | {"newest": new})
+    assert reach.PAGE.read_text() == "Before.\n" + reach.BEGIN + table + reach.END + "After.\n"
 
 
 def number(version: str) -> tuple[int, ...]:
