@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,13 @@ def test_a_seed_expands_to_the_same_run_again(tmp_path: Path) -> None:
     for kind in (swarm.simulate, swarm.run_in_memory):
         first, again = (kind(swarm.Draw(5), tmp_path)[0] for _ in range(2))
         assert first == again != kind(swarm.Draw(6), tmp_path)[0]
+
+
+def test_an_only_rank_is_not_killed(tmp_path: Path) -> None:
+    """No rank would report it, so its trace is that of a deadlock."""
+    runs = [kind(swarm.Draw(seed), tmp_path)[0] for seed in range(80) for kind in (swarm.simulate, swarm.run_in_memory)]
+    killed = [run for run in runs if "kill" in run]
+    assert killed and not [run for run in killed if re.search(r"shards \[\d+\]|: 1 ranks", run)]
 
 
 def test_a_failing_run_is_said_and_exits_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
