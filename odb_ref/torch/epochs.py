@@ -172,7 +172,7 @@ class Epochs(Generic[Batch]):
 
     def __iter__(self) -> EpochIterator[Batch]:
         session = self._session
-        session.end_epoch(self._timeout_s, REPLACED)
+        follows_break = session.end_epoch(self._timeout_s, REPLACED)
         self._origin.check()
         exchange = session.get_exchange(self._make_exchange)
         roster = exchange.roster
@@ -181,7 +181,8 @@ class Epochs(Generic[Batch]):
         )
         service = session.get_service(self._make_service)
         try:
-            start, bound = self._begin(roster, exchange.identity, f"{exchange.run:x}"), self._compute_bound()
+            start = self._begin(roster, exchange.identity, f"{exchange.run:x}", follows_break)
+            bound = self._compute_bound()
             config = start.make_config(self._set_ramp(base))
             if start.trace is not None:
                 claim_trace(start.trace, self)
@@ -233,9 +234,9 @@ class Epochs(Generic[Batch]):
         accepted = [one.accepted_tokens for one in states if one.accepted_tokens is not None]
         self._accepted_tokens = min(accepted, default=None)
 
-    def _begin(self, roster: Roster, identity: LoaderIdentity, run: str) -> EpochStart:
+    def _begin(self, roster: Roster, identity: LoaderIdentity, run: str, follows_break: bool | None) -> EpochStart:
         rank, world_size = roster.rank, roster.world_size
-        start = self._schedule.plan(rank, world_size)
+        start = replace(self._schedule.plan(rank, world_size), follows_break=follows_break)
         is_rest = start.checkpoint is not None or len(start.taken_before) > 0
         taken = self._count_steps() if is_rest else 0
         path, epoch = self._trace, start.epoch
@@ -243,7 +244,6 @@ class Epochs(Generic[Batch]):
         number = rank if roster.peers > 1 else roster.processes[rank]
         size = max(world_size, number + 1)
         trace = None if path is None else compute_trace_path(path, number, size, epoch, taken, peer=roster.peer)
-        start = replace(start, follows_break=None if self._delivery is None else not self._delivery.has_given_all)
         start = replace(
             start,
             tag=self._make_tag(start, identity),

@@ -35,7 +35,7 @@ import torch.distributed as dist
 
 from tests.lab.hosts import Lab, find_obstacle
 from tests.soak.case import HOSTS, Case, Fault, World, expand
-from tests.soak.judge import judge
+from tests.soak.judge import is_missed, judge
 from tests.soak.rank import Found, Rank
 from tests.torch.ranks import find_sessions
 
@@ -137,7 +137,9 @@ class _Processes:
         """The exit codes."""
         self._seen: set[int] = set()
         self.is_lost = False
-        """True if the ranks lost touch in the last case, even if only because one took too long to answer a failure."""
+        """True if the ranks lost touch in the last case, even if only because one took too long to answer a failure, or left
+        when all was agreed, which the others hear when the next epoch begins (NP2).
+        """
         for rank in range(len(world.places)):
             ours, theirs = multiprocessing.Pipe()
             others = (*self._pipes.values(), ours)
@@ -163,7 +165,7 @@ class _Processes:
             except OSError:
                 raise _Trouble(f"rank {rank} has ended before this case") from None
         found = self._receive(case)
-        self.is_lost = any(" is lost: " in item.text for item in found.values())
+        self.is_lost = is_missed(case, found) or any(" is lost: " in item.text for item in found.values())
         if any(find_files()):  # listing all processes of a machine takes a while
             self._seen |= find_sessions(set(self._pids.values()))
         if case.fault is Fault.CUT and self._lab is not None:

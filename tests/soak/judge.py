@@ -27,7 +27,7 @@ def judge(case: Case, found: dict[int, Found]) -> list[str]:
             trouble.append(f"rank {rank} has trained on samples of others")
         if item.left:
             trouble.append(f"rank {rank} has {item.left}")
-    if case.fault in HARMLESS or _is_missed(case, found):
+    if case.fault in HARMLESS or is_missed(case, found):
         return trouble + _judge_complete(case, found)
     return trouble + _judge_failed(case, told)
 
@@ -36,7 +36,7 @@ def _compute_shard(case: Case, rank: int) -> range:
     return range(SHARD * rank, SHARD * rank + case.sizes[rank])
 
 
-def _is_missed(case: Case, found: dict[int, Found]) -> bool:
+def is_missed(case: Case, found: dict[int, Found]) -> bool:
     """Returns True if the fault came after the end of the epoch, or never."""
     others = [item for rank, item in found.items() if rank != case.culprit]
     is_silent = not any(item.error for item in others)

@@ -95,7 +95,7 @@ def test_a_failure_on_one_rank_is_the_same_error_on_all_before_any_waits(tmp_pat
 
 
 def lose_the_index(rank: int, num_workers: int, shard: str) -> str:
-    """Runs an epoch that rank 1 cannot begin, because its data set no longer has a length, and then a whole one."""
+    """Runs an epoch that rank 1 cannot begin, because its data set no longer has a length, and then a whole one; twice."""
     is_gone = False
 
     class Vanishing(Numbers):
@@ -106,13 +106,13 @@ def lose_the_index(rank: int, num_workers: int, shard: str) -> str:
 
     options = {"shard": shard, "num_workers": num_workers, "timeout_s": 60, "name": "train"}
     with data.make_loader(Vanishing(0, 40), **options) as loader:
-        state = loader.state_dict()
-        is_gone = rank == 1
-        with pytest.raises((JobError, RuntimeError)) as caught:
-            list(loader)
-        is_gone = False
-        loader.load_state_dict(state)
-        assert list(loader)
+        for go_on in (partial(loader.load_state_dict, loader.state_dict()), partial(loader.set_epoch, 2)):
+            is_gone = rank == 1
+            with pytest.raises((JobError, RuntimeError)) as caught:
+                list(loader)
+            is_gone = False
+            go_on()
+            assert list(loader)
     return f"{caught.type.__name__}: {caught.value}"
 
 

@@ -128,3 +128,13 @@ def test_what_is_seen_from_outside_is_found(
     case = replace(find_case(Fault.NONE), is_new=True, is_closing=True)
     verdict = faults.run(World(seed=0, places=(0, 0), method="fork", cases=(case,)))
     assert trouble in str(verdict.trouble)
+
+
+def test_after_a_rank_has_left_unheard_the_next_case_has_a_new_loader() -> None:
+    """The soak found this with seed 4729."""
+    case = find_case(Fault.LEAVE, workers=False)
+    # All samples are in the first rounds, so all is agreed when the rank leaves.
+    left = replace(case, sizes=(40, 40), step=7, settings=replace(case.settings, window=64), is_closing=False)
+    after = replace(left, fault=Fault.NONE, is_new=False, is_closing=True)
+    verdict = faults.run(World(seed=0, places=(0, 0), method="fork", cases=(replace(left, is_new=True), after)))
+    assert not verdict.trouble and verdict.cases[1].is_new

@@ -88,13 +88,18 @@ class Session:
         self._delivery = delivery
         delivery.begin(failure)
 
-    def end_epoch(self, timeout_s: float, lost_to: str = "") -> None:
-        """Ends the current epoch, if any, and waits until all ranks know. Its iterator then names ``lost_to`` as the reason."""
+    def end_epoch(self, timeout_s: float, lost_to: str = "") -> bool | None:
+        """Ends the current epoch, if any, and waits until all ranks know. Its iterator then names ``lost_to`` as the reason.
+
+        Returns True if its consumer was not given all of it, or it could not begin; None if there is none.
+        """
         if self._is_inherited:
-            return
+            return None
         delivery, self._delivery = self._delivery, None
-        if delivery is not None:
-            delivery.leave_and_close(timeout_s, lost_to)
+        if delivery is None:
+            return None
+        delivery.leave_and_close(timeout_s, lost_to)
+        return not delivery.has_given_all
 
     def close(self) -> None:
         """Closes everything: leaves the epoch, tells the other ranks, ends workers. Does nothing in a forked child."""

@@ -56,7 +56,7 @@ class EpochStart:
     """The number of reading processes, for the trace."""
     epoch: int = 0
     follows_break: bool | None = None
-    """True if this rank left the epoch before early; None if it has read none."""
+    """True if this rank left the epoch before early, or could not begin it; None if there was none."""
     total_samples: int | None = None
     """Samples of the whole epoch on all ranks, including those set aside; None if unknown."""
     started_s: float = field(default_factory=time.monotonic)
