@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -57,8 +58,12 @@ def miss(_: object) -> Any:
 
 
 def fail_to_measure(fail: Callable[[object], Any]) -> Callable[[dict[str, Any]], int]:
-    """Returns a measure that fails for one sample."""
-    return lambda sample: fail(sample) if sample["number"] == 20 else len(sample["input_ids"])
+    """Returns a measure that fails for one sample. It can be sent to another process."""
+    return partial(measure_or_fail, fail)
+
+
+def measure_or_fail(fail: Callable[[object], Any], sample: dict[str, Any]) -> Any:
+    return fail(sample) if sample["number"] == 20 else len(sample["input_ids"])
 
 
 CASES: list[tuple[Dataset[Any], dict[str, Any], str]] = [

@@ -10,6 +10,7 @@ import torch
 from odb_ref.core.errors import UsageError
 from odb_ref.torch import ODBDataLoader, gather_samples
 from odb_ref.torch.loop import generate
+from odb_ref.torch.reading.tasks import get_length
 from tests.torch.data import Numbers, collate, make_sample
 from tests.torch.ranks import get_values, run_ranks
 
@@ -17,7 +18,7 @@ COUNT = 37
 EXPECTED = [int(make_sample(number)["input_ids"].sum()) for number in range(COUNT)]
 
 
-FUNCTIONS: dict[str, Any] = {"length_fn": lambda sample: len(sample["input_ids"]), "collate_fn": collate}
+FUNCTIONS: dict[str, Any] = {"length_fn": get_length, "collate_fn": collate}
 
 
 class Run:

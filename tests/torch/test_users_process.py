@@ -93,7 +93,8 @@ REUSES: dict[str, Callable[[list[Any]], Any]] = {
 def test_a_collate_fn_may_use_its_buffer_again(function: Callable[[list[Any]], Any], num_workers: int) -> None:
     """37 of 120 samples were silently lost before, and 19 repeated."""
     seen, steps = [], []
-    with make_loader(collate_fn=function, num_workers=num_workers, loss_scaling="none") as loader:
+    options = {"num_workers": num_workers, "multiprocessing_context": "fork" if num_workers else None}
+    with make_loader(collate_fn=function, loss_scaling="none", **options) as loader:
         for batch, info in loader.steps():
             seen += get_numbers(batch)
             steps.append((info.step, info.local_samples == len(get_numbers(batch))))
@@ -268,8 +269,11 @@ def test_a_default_device_of_the_users_is_that_of_user_code_alone(num_workers: i
     """Results on "meta" have no values, so neither an order, nor a seed, nor a sample would be known."""
     samples = [{"number": number, "input_ids": [1] * (1 + number % 7)} for number in range(24)]
     options = {"shuffle": True, "generator": torch.Generator(), "num_workers": num_workers}
+    context = "fork" if num_workers else None  # other processes do not inherit the device
     with torch.device("meta"):
-        loader = ODBDataLoader(samples, token_budget=30, collate_fn=list_then_fill, **options)
+        loader = ODBDataLoader(
+            samples, token_budget=30, collate_fn=list_then_fill, multiprocessing_context=context, **options
+        )
         batches = [batch for batch, _ in loader.steps()]
     assert sorted(number for batch in batches for number in batch["numbers"]) == list(range(24))
     assert {batch["filled"].device.type for batch in batches} == {"meta"}
