@@ -108,7 +108,7 @@ class Unsendable:
 
 
 def test_a_batch_that_cannot_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "pack", lambda batch: Unsendable())
+    monkeypatch.setattr(serving, "pack", lambda batch, what: Unsendable())
     check_fails(make_loader(num_workers=1), "no space left")
 
 
