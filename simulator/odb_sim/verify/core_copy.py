@@ -297,9 +297,8 @@ def _read_failure(printed: str, errors: str) -> tuple[str, str]:
 def _run_worlds(copy: _Copy, name: str, seed: int) -> Stage:
     began = time.perf_counter()
     answer = copy.folder / f"{name}.json"
-    limit_s = max(
-        0.1, min(_WORLDS_S, (copy.deadline - time.monotonic()) * 0.8)
-    )  # leaves time to report what it has seen
+    left_s = copy.deadline - time.monotonic()
+    limit_s = max(0.1, min(_WORLDS_S, left_s * 0.8))  # leaves time to report what it has seen
     done = copy.run(["-m", "odb_sim.verify.core_worlds", name, str(seed), str(limit_s), str(answer)])
     seconds = time.perf_counter() - began
     if done is None:
