@@ -178,9 +178,10 @@ def test_a_config_json_is_read_whatever_it_calls_its_sizes(tmp_path: Path) -> No
     sizes = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
     experts = {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 2560, "vocab_size": 151_936}
     mixture = sizes | experts | {"intermediate_size": 18_944, "shared_expert_intermediate_size": 20_480}
-    (tmp_path / "a14b.json").write_text(json.dumps(mixture))
-    model = load_model(str(tmp_path / "a14b.json"))
-    assert (model.parameters / 1e9, model.active / 1e9) == pytest.approx((57.4, 14), rel=0.03), "Qwen2-57B-A14B"
+    for config, known in ((mixture, (57.4, 14)), (mixture | {"num_experts": 0}, (7.6, 7.1))):
+        (tmp_path / "qwen2.json").write_text(json.dumps(config))
+        model = load_model(str(tmp_path / "qwen2.json"))
+        assert (model.parameters / 1e9, model.active / 1e9) == pytest.approx(known, rel=0.03), "Qwen2 57B-A14B and 7B"
     for bad, said in ((preset | {"hidden_size": "x"}, "hidden_size"), ([1], "not an object"), ({}, "hidden_size")):
         (tmp_path / "bad.json").write_text(json.dumps(bad))
         with pytest.raises(UsageError, match=said):
