@@ -197,9 +197,8 @@ def _build_model(name: str, source: str, config: Section) -> Model:
         held, met = _read_whole(config, name, experts), _read_whole(config, name, "num_experts_per_tok")
         width = "moe_intermediate_size" if "moe_intermediate_size" in config else width
     feed_forward = _read_whole(config, name, width, _WIDENING * hidden if is_ungated else None)
-    if (
-        experts is not None
-    ):  # every token also uses the shared ones, which may be given as one that is as wide as several
+    if experts is not None:
+        # Every token also uses the shared ones, which may be given as one that is as wide as several.
         shared = _read_whole(config, name, "n_shared_experts", 0)
         shared += _read_whole(config, name, "shared_expert_intermediate_size", 0) // feed_forward
         held, met = held + shared, met + shared
