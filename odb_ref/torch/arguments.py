@@ -212,7 +212,8 @@ def make_order(
         raise UsageError("an iterable data set takes neither sampler nor shuffle")
     if sampler is not None and shuffle:
         raise UsageError("sampler and shuffle exclude each other")
-    if sampler is not None and not (hasattr(sampler, "__iter__") or hasattr(sampler, "__getitem__")):
+    is_list = hasattr(sampler, "__iter__") or hasattr(sampler, "__getitem__")
+    if sampler is not None and (not is_list or getattr(sampler, "ndim", 1) == 0):
         raise UsageError(f"sampler={sampler!r}: expected a Sampler or a sequence of keys")
     if isinstance(sampler, BatchSampler):
         raise UsageError(f"sampler is a BatchSampler, which lists batches: {FORMED}; pass the sampler it was made from")

@@ -162,6 +162,8 @@ def test_a_bound_for_its_length_may_be_asked_for() -> None:
         ({"timeout_s": float("nan")}, "timeout_s must be a number of seconds"),
         ({"collate_fn": 3}, "collate_fn must be a function, got int"),
         ({"generator": 42}, "generator must be a torch.Generator, got 42"),
+        ({"sampler": torch.tensor(3)}, "expected a Sampler or a sequence"),
+        ({"process_group": 0}, "process_group must be a ProcessGroup, got 0"),
         ({"mesh": (2, 2)}, "mesh must be a DeviceMesh, got \\(2, 2\\)"),
         ({"trace": True}, "trace must be a path, got True"),
         ({"length_fn": "len"}, "length_fn must be a function, got str"),
@@ -190,6 +192,7 @@ def test_a_bound_for_its_length_may_be_asked_for() -> None:
         ({"max_patches": 4, "limits": [3]}, "exclude each other"),
         ({"limits": [3]}, "cost_fn and limits must be given together"),
         ({"cost_fn": len}, "cost_fn and limits must be given together"),
+        ({"limits": None}, "limits must be a sequence of integers, got None"),
         ({"cost_fn": len, "limits": [3, 0]}, r"limits\[1\] must be at least 1, got 0"),
         ({"cost_fn": len, "limits": [2.5]}, r"limits\[0\] must be"),
         # What happens to a step, and to a sample.

@@ -143,6 +143,8 @@ def choose_ranks(
     """
     if is_apart and process_group is None:
         raise UsageError("is_apart needs process_group: it describes the ranks outside that group")
+    if process_group is not None and dist.is_available() and not _is_group(process_group):
+        raise UsageError(f"process_group must be a ProcessGroup, got {process_group!r}")
     if mesh is None:
         if mesh_dims is not None:
             raise UsageError("mesh_dims needs mesh: it names the mesh's dimensions")
@@ -168,6 +170,11 @@ def choose_ranks(
             "along which ranks train on different batches. If there is none, give the mesh one of size 1"
         )
     return Ranks(mesh=mesh, dimensions=dimensions)
+
+
+def _is_group(found: object) -> bool:
+    """Returns True also for what `torch.distributed.new_group` returns to a process outside the group."""
+    return isinstance(found, dist.ProcessGroup) or found is dist.GroupMember.NON_GROUP_MEMBER
 
 
 def _check_whole(name: str, size: int) -> None:

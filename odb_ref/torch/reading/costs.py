@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from odb_ref.core.errors import UsageError, check_integer
@@ -75,8 +75,11 @@ class Resources:
 def make_resources(max_patches: int | None, cost_fn: CostFn | None, limits: Sequence[int]) -> Resources:
     """Combines the three options of the loader.
 
-    Raises: UsageError when they exclude each other or a limit is not a positive integer.
+    Raises: UsageError when they exclude each other or the limits are not positive integers.
     """
+    if not isinstance(limits, Iterable):
+        raise UsageError(f"limits must be a sequence of integers, got {limits!r}")
+    limits = tuple(limits)
     if max_patches is not None:
         if cost_fn is not None or limits:
             raise UsageError(
