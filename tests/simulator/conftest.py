@@ -7,23 +7,24 @@ from collections.abc import Iterator
 import pytest
 from odb_sim.studies import bands
 
-from tests.helpers.browser import Tab, find_browser, open_browser
+from tests.helpers.browser import Tab, find_browser, open_tab
 
 
 @pytest.fixture(scope="module")
-def open_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+def shared_tab() -> Iterator[Tab]:
     """Yields a browser tab that all tests of a file share."""
+    pytest.importorskip("playwright")
     if find_browser() is None:
         pytest.skip("there is no Chromium here")
-    with open_browser(tmp_path_factory.mktemp("browser")) as browser:
-        yield browser.make_tab()
+    with open_tab() as tab:
+        yield tab
 
 
 @pytest.fixture
-def tab(open_tab: Tab) -> Iterator[Tab]:
+def tab(shared_tab: Tab) -> Iterator[Tab]:
     """Yields a browser tab, of which no page of the test may complain."""
-    yield open_tab
-    assert open_tab.list_complaints() == []
+    yield shared_tab
+    assert shared_tab.complaints == []
 
 
 @pytest.fixture(autouse=True)

@@ -283,7 +283,7 @@ def test_a_batch_tells_its_lengths_its_padding_and_who_is_waited_for(write: Call
         tab.open(page, width=width)
         drawn = next(chart for chart in read_charts(page) if chart["kind"] == "Maps")["maps"][0]
         for x, y in ((0, 0), (3, 5)):
-            tab.move(*tab.run(FIND_CELL.replace("X, Y", f"{x}, {y}")))
+            tab.page.mouse.move(*tab.run(FIND_CELL.replace("X, Y", f"{x}, {y}")))
             said = tab.wait("document.querySelector('.tip')?.innerText", f"Rank {y}, step {x}")
             assert ", ".join(map(str, drawn["lengths"][y][x])) in said
             assert f"{drawn['real'][y][x]:,} of {drawn['budget']:,} tokens" in said
@@ -321,7 +321,7 @@ def test_sliders_show_what_came_of_the_values_chosen(write: Callable[[str], Path
     assert tab.run("document.querySelector('[data-across=\"1\"]').getAttribute('aria-pressed')") == "true"
     tab.run("document.querySelector('[data-dim=\"2\"]').focus()")
     before = tab.run("document.querySelector('[data-dim=\"2\"]').value")
-    tab.press("ArrowLeft" if int(before) else "ArrowRight")
+    tab.page.keyboard.press("ArrowLeft" if int(before) else "ArrowRight")
     assert tab.run("document.querySelector('[data-dim=\"2\"]').value") != before
 
 
@@ -359,5 +359,14 @@ def test_a_change_of_scheme_draws_anew(write: Callable[[str], Path], tab: Tab) -
     tab.open(write("simulate"))
     picture = "document.querySelector('[data-map] canvas').toDataURL()"
     light = tab.run(picture)
-    tab.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    tab.page.emulate_media(color_scheme="dark")
     assert tab.wait(picture, lambda dark: dark != light)
+
+
+def test_a_complaint_of_a_page_is_heard(tmp_path: Path, shared_tab: Tab) -> None:
+    (tmp_path / "x.html").write_text(
+        "<script>console.warn('careful'); fetch('http://127.0.0.1:9/x').catch(() => 0); missing()</script>"
+    )
+    shared_tab.open(tmp_path / "x.html")
+    said = "\n".join(shared_tab.complaints)
+    assert all(part in said for part in ("careful", "asks for http://127.0.0.1:9/x", "missing is not defined"))

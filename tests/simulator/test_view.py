@@ -297,7 +297,7 @@ def test_every_stage_is_legible_without_network_and_without_complaints(
 ) -> None:
     tab.open(view(write(name)), width=width, dark=dark)
     for _ in range(min(60, 5 * len(read_data(write(name).with_suffix(".html"))["rounds"]))):
-        tab.press("ArrowRight")
+        tab.page.keyboard.press("ArrowRight")
     tab.wait("moved", lambda moved: moved == 1)
     assert tab.run("document.documentElement.scrollWidth") <= width
     fonts = tab.measure_fonts()
@@ -310,10 +310,10 @@ def test_an_epoch_plays_to_its_end_and_the_keys_go_where_they_say(write: Callabl
     last = tab.run("last")
     assert tab.run("at") == 0
     tab.run("get('speed').value = '4'")
-    tab.press(" ")
+    tab.page.keyboard.press(" ")
     assert tab.run("document.querySelector('[data-do=play]').textContent") == "Pause"
     tab.wait("at", lambda at: at >= 3)
-    tab.press(" ")
+    tab.page.keyboard.press(" ")
     paused = tab.run("at")
     for key, expected in (
         ("ArrowRight", paused + 1),
@@ -322,10 +322,10 @@ def test_an_epoch_plays_to_its_end_and_the_keys_go_where_they_say(write: Callabl
         ("Home", 0),
         ("ArrowLeft", 0),
     ):
-        tab.press(key)
+        tab.page.keyboard.press(key)
         assert tab.run("at") == expected
     tab.run("go(last - 2)")
-    tab.press(" ")
+    tab.page.keyboard.press(" ")
     tab.wait("at", lambda at: at == last)
     tab.wait("document.querySelector('[data-do=play]').textContent", "Play")
     assert "The epoch ends complete" in tab.run("get('said').textContent")
@@ -348,7 +348,7 @@ def test_the_step_asked_for_says_why_a_rank_idles_and_a_tap_chooses_another(
     assert f"idle in step {step}: {story.explain_idle(number, rank)}" in tab.run(lane)
     assert tab.run("get('step').value") == str(step)
     assert tab.run("location.hash").endswith(f"step={step}")
-    tab.press("]")
+    tab.page.keyboard.press("]")
     assert tab.run("step") == step + 1
     tab.wait("moved", lambda moved: moved == 1)
     tab.run("document.querySelector('#lanes canvas').scrollIntoView({block: 'center'})")
@@ -356,7 +356,7 @@ def test_the_step_asked_for_says_why_a_rank_idles_and_a_tap_chooses_another(
         "(() => { const c = document.querySelectorAll('#lanes canvas')[0], b = c.getBoundingClientRect(); "
         "return [b.x + c.now.start + c.now.cell / 2, b.y + 20]; })()"
     )
-    tab.move(x, y, is_click=True)
+    tab.page.mouse.click(x, y)
     first = dict(story.list_parts(story.find_round(step + 1)))[rank].steps[0].number
     assert tab.run("step") == first
     tab.run("get('step').value = 3; get('step').dispatchEvent(new Event('change'))")
