@@ -73,6 +73,13 @@ def test_the_memory_of_a_mixture_by_hand() -> None:
     assert memory.token == pytest.approx(48 * kept + 12 * 151_936)
 
 
+def test_experts_take_longer_than_as_many_weights_that_all_tokens_meet() -> None:
+    job = build_job(gpu="h100", model="qwen3-30b-a3b", strategy="fsdp", gpus=64)
+    shares = [job.price(job.values | {"expert_share": share}).gpu.per_token_s for share in (0.25, 0.5, 1.0)]
+    met = 6 * 48 * 8 * 3 * 2048 * 768 / (989.4e12 * 0.52)
+    assert [less - shares[-1] for less in shares] == pytest.approx([3 * met, met, 0.0])
+
+
 def test_every_constant_has_a_source_and_lies_in_its_range() -> None:
     sections = [load_constants(kind, name) for kind in ("gpu", "precision") for name in list_names(kind)]
     for constants in (*sections, load_software()):
@@ -90,7 +97,9 @@ def test_the_cost_of_llama_3_8b_by_hand() -> None:
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336  # queries and output, keys and values, three matrices
     active = 32 * layer + 128_256 * 4096
     costs, peak = job.price(job.values), 989.4e12
-    assert costs.gpu.per_token_s == pytest.approx(6 * active / (peak * 0.48))
+    kept = 2 * (4 * 4096 + 3 * 4096 + 3 * 1024) + 8 * 4096 + 2 * 4 * 14336
+    held = 32 * kept + 12 * 128_256
+    assert costs.gpu.per_token_s == pytest.approx(6 * active / (peak * 0.52) + 4 * held / 3.35e12)
     assert costs.gpu.per_token2_s == pytest.approx(6 * 32 * 4096 / (peak * 0.20))
     # Eight GPUs of a node send 50 GB/s each to other nodes, in a ring: 400 GB/s, of which three quarters; three times 16 GB.
     sent = 3 * (2 * 8_030_261_248 / (0.75 * 400e9) * 63 / 64 + 32 * 6 * 2e-5)
@@ -99,8 +108,7 @@ def test_the_cost_of_llama_3_8b_by_hand() -> None:
     assert costs.collective.fixed_s == pytest.approx(2 * 16 * 8_030_261_248 / 64 / 3.35e12)
     memory = job.compute_memory(job.values)
     assert memory.states == pytest.approx(16 * 8_030_261_248 / 64 + 6 * 128_256 * 4096)
-    kept = 2 * (4 * 4096 + 3 * 4096 + 3 * 1024) + 8 * 4096 + 2 * 4 * 14336
-    assert memory.token == pytest.approx(32 * kept + 12 * 128_256)
+    assert memory.token == pytest.approx(held)
     assert memory.tokens == int((0.92 * 84.9e9 - memory.states) / memory.token)
 
 
@@ -136,6 +144,26 @@ def test_a_small_micro_batch_takes_as_long_as_its_kernels_take_to_launch() -> No
         assert gpu.compute_steps_s(np.array(rows * longest), np.array(rows * longest**2)) == pytest.approx(
             seconds, rel=0.1
         )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "gpus", "rows", "length", "again", "measured"),
+    [
+        ("a100", "llama-2-13b", 64, 2, 4096, False, 2162),
+        ("a100", "llama-2-70b", 64, 2, 4096, True, 353),
+        ("a100", "llama-3-70b", 64, 1, 8192, True, 331),
+        ("h100", "qwen3-30b-a3b", 8, 4, 4096, False, 12_040),
+    ],
+)
+def test_throughputs_that_others_published_are_met(
+    gpu: str, model: str, gpus: int, rows: int, length: int, again: bool, measured: float
+) -> None:
+    """Tokens a second of a GPU, by torchtitan's docs/performance.md (2024) and NeMo AutoModel's (with expert parallelism)."""
+    constants = load_constants("gpu", gpu) | load_constants("precision", "bf16") | load_software()
+    found, strategy = load_model(model), load_strategy("fsdp")
+    job = TrainingJob(model=found, strategy=strategy, gpus=gpus, recomputes=again, constants=constants)
+    row = {"accumulation": "1", "batch": str(rows), "length": str(length)}
+    assert rows * length / predict(job, row, job.values) == pytest.approx(measured, rel=0.2)
 
 
 def test_computing_again_takes_longer_and_holds_more() -> None:
@@ -182,6 +210,17 @@ def test_a_config_json_is_read_whatever_it_calls_its_sizes(tmp_path: Path) -> No
         (tmp_path / "qwen2.json").write_text(json.dumps(config))
         model = load_model(str(tmp_path / "qwen2.json"))
         assert (model.parameters / 1e9, model.active / 1e9) == pytest.approx(known, rel=0.03), "Qwen2 57B-A14B and 7B"
+    latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    deepseek = latent | {"num_attention_heads": 128, "q_lora_rank": 1536, "num_experts_per_tok": 8}
+    deepseek |= {"hidden_size": 7168, "num_hidden_layers": 61, "n_routed_experts": 256, "n_shared_experts": 1}
+    deepseek |= {"moe_intermediate_size": 2048, "intermediate_size": 18432, "first_k_dense_replace": 3}
+    (tmp_path / "v3.json").write_text(json.dumps(deepseek | {"vocab_size": 129_280}))
+    v3 = load_model(str(tmp_path / "v3.json"))
+    assert (v3.parameters / 1e9, v3.active / 1e9) == pytest.approx((671, 37), rel=0.02), "DeepSeek-V3"
+    assert v3.attention_width == 128 * (192 + 128) // 2
+    with pytest.raises(UsageError, match=r"gone/config\.json: not the config\.json of a model: No such file"):
+        (tmp_path / "gone").mkdir()
+        load_model(str(tmp_path / "gone"))
     for bad, said in ((preset | {"hidden_size": "x"}, "hidden_size"), ([1], "not an object"), ({}, "hidden_size")):
         (tmp_path / "bad.json").write_text(json.dumps(bad))
         with pytest.raises(UsageError, match=said):

@@ -3,7 +3,9 @@
 The model has P weights, of which a token uses A, and L layers of attention width d:
 
 ==============  ========================================================================================================
-a token         6 A operations, forward and backward; 2 A more where activations are computed again
+a token         6 A operations, forward and backward; 2 A more where activations are computed again; those of a mixture's
+                experts at a share of the usual speed; and what its layers and logits hold crosses the GPU's memory
+                several times, which small models spend much of their time on
 a pair          of a token and one of its row: 6 L d operations, causal (and 2 L d more); a row of n has n squared of them
 sent            the parameters, as often as the strategy says, at what a GPU sends in a ring over all ranks; what cannot
                 be hidden behind computation adds to it, and a micro-batch is not shorter than what is sent in it
@@ -13,7 +15,7 @@ memory          whole), and the logits; beside the states, DDP's copy of the gra
                 are sharded
 ==============  ========================================================================================================
 
-No further overlap is modelled, and no pipeline or tensor parallelism. `data/presets.toml` has the sources of the numbers.
+No further overlap is modelled, and no pipeline, tensor or expert parallelism. `data/presets.toml` has the sources of the numbers.
 """
 
 from __future__ import annotations
@@ -86,7 +88,10 @@ class TrainingJob:
         model, strategy, ranks = self.model, self.strategy, self.gpus
         again = 2 * values["recompute"] if self.recomputes else 0.0
         peak = values["peak_flops"] * values["peak_share"] / values["model_error"]
-        token_s = (6 + again) * model.active / (peak * values["efficiency"])
+        layer, logits = self._count_held(values)
+        moved_s = values["passes"] * (layer * model.layers + logits) * values["model_error"] / values["bandwidth_bytes_s"]
+        work = model.active + model.met * (1 / values["expert_share"] - 1)
+        token_s = (6 + again) * (work / (peak * values["efficiency"]) + moved_s / 6)
         pair_s = (6 + again) * model.layers * model.attention_width / (peak * values["attention"])
         once_s = values["gradient_bytes"] * model.parameters / self.compute_bandwidth(values)
         open_share = 1 - min(1.0, values["hidden_share"])
@@ -109,6 +114,17 @@ class TrainingJob:
             ),
         )
 
+    def _count_held(self, values: Values) -> tuple[float, float]:
+        """Returns the bytes of a token that a layer holds for the backward pass, and those of its logits."""
+        model, weight = self.model, values["weight_bytes"]
+        attention, kv = model.attention_width, model.kv_heads * model.head_width
+        # A layer keeps the inputs of norms and matrices, queries and keys before and after rotation, and the gate's outputs;
+        # also, as in most models with gates, the two norms in float32. Each expert has an input and an output of its own.
+        is_gated = model.matrices > 2
+        kept = weight * ((2 + 2 * model.routed) * model.hidden + 3 * attention + 3 * kv) + 8 * model.hidden * is_gated
+        kept += weight * (4 if is_gated else 2) * model.routed * model.feed_forward
+        return kept, values["logit_bytes"] * model.vocabulary
+
     def compute_memory(self, values: Values) -> Memory:
         """Returns the use of memory with these ``values`` of the constants."""
         model, strategy = self.model, self.strategy
@@ -122,14 +138,9 @@ class TrainingJob:
         if "weights" in strategy.sharded:  # one layer in use, the next being gathered, and the gradients of one
             layer = max(model.layer_parameters, model.vocabulary * model.hidden)
             states += (2 * weight + gradient) * layer * min(1, self.gpus - 1)
-        attention, kv = model.attention_width, model.kv_heads * model.head_width
-        # A layer keeps the inputs of norms and matrices, queries and keys before and after rotation, and the gate's outputs;
-        # also, as in most models with gates, the two norms in float32. Each expert has an input and an output of its own.
-        is_gated = model.matrices > 2
-        kept = weight * ((2 + 2 * model.routed) * model.hidden + 3 * attention + 3 * kv) + 8 * model.hidden * is_gated
-        kept += weight * (4 if is_gated else 2) * model.routed * model.feed_forward
+        kept, logits = self._count_held(values)
         layers = weight * model.hidden * model.layers + kept if self.recomputes else kept * model.layers
-        token = values["activation_share"] * layers + values["logit_bytes"] * model.vocabulary
+        token = values["activation_share"] * layers + logits
         return Memory(usable=values["usable_share"] * values["memory_bytes"], states=states, token=token)
 
     def compute_token_range(self) -> tuple[int, int]:

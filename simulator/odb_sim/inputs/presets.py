@@ -28,7 +28,9 @@ _UNGATED: Final = ("gpt2", "gpt_neox", "gptj", "opt", "phi", "bloom", "mpt", "fa
 """Model types whose feed-forward layers have two matrices instead of three."""
 _WIDENING: Final = 4
 _LARGEST: Final = 10**12
-_MAY_BE_0: Final = ("each", "update", "n_shared_experts", "shared_expert_intermediate_size")
+_MAY_BE_0: Final = (
+    "each", "update", "n_shared_experts", "shared_expert_intermediate_size", "q_lora_rank", "first_k_dense_replace",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,35 +66,51 @@ class Model:
     """The experts that a token uses."""
     is_tied: bool
     """True if the embedding is also the last matrix."""
+    value_width: int
+    """The width of a head's values, and of what it gives."""
+    attention_weights: int
+    """The weights of a layer's attention."""
+    dense_layers: int
+    """The first layers, which have a feed-forward part of ``dense_width`` instead of experts."""
+    dense_width: int
 
     @property
     def attention_width(self) -> int:
-        """The width of the queries of all heads."""
-        return self.heads * self.head_width
+        """The width of all heads: the mean of that of their queries and of that of their values."""
+        return self.heads * (self.head_width + self.value_width) // 2
 
     @property
-    def layer_weights(self) -> tuple[int, int]:
-        """The weights of a layer's attention, and those of its feed-forward part, or of each expert."""
-        attention = 2 * self.hidden * self.head_width * (self.heads + self.kv_heads)
-        return attention, self.matrices * self.hidden * self.feed_forward
+    def expert(self) -> int:
+        """The weights of a layer's feed-forward part, or of each expert."""
+        return self.matrices * self.hidden * self.feed_forward
 
     @property
     def layer_parameters(self) -> int:
         """All weights of a layer, without biases."""
-        attention, expert = self.layer_weights
-        return attention + self.experts * expert + 2 * self.hidden
+        return self.attention_weights + self.experts * self.expert + 2 * self.hidden
+
+    @property
+    def dense(self) -> int:
+        """The weights of the feed-forward parts of all dense layers."""
+        return self.dense_layers * self.matrices * self.hidden * self.dense_width
 
     @property
     def parameters(self) -> int:
         """All weights, without biases."""
         embeddings = self.vocabulary * self.hidden * (1 if self.is_tied else 2)
-        return self.layers * self.layer_parameters + embeddings + self.hidden
+        replaced = self.dense - self.dense_layers * self.experts * self.expert
+        return self.layers * self.layer_parameters + replaced + embeddings + self.hidden
+
+    @property
+    def met(self) -> int:
+        """The weights of experts that a token is multiplied with; 0 without a mixture."""
+        return (self.layers - self.dense_layers) * self.routed * self.expert if self.experts > 1 else 0
 
     @property
     def active(self) -> int:
         """The weights a token is multiplied with: without the embedding, which is looked up, or the experts not used."""
-        attention, expert = self.layer_weights
-        return self.layers * (attention + self.routed * expert) + self.vocabulary * self.hidden
+        common = self.layers * (self.attention_weights + (self.expert if self.experts == 1 else 0)) + self.dense
+        return common + self.met + self.vocabulary * self.hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +194,8 @@ def load_model(name: str) -> Model:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"{path}: not the config.json of a model: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"{path}: not the config.json of a model: {reason}") from error
         if not isinstance(data, dict):
             raise UsageError(f"{path}: not the config.json of a model: not an object")
         # Models of images and text keep the sizes of their text model separately.
@@ -202,20 +221,35 @@ def _build_model(name: str, source: str, config: Section) -> Model:
         shared = _read_whole(config, name, "n_shared_experts", 0)
         shared += _read_whole(config, name, "shared_expert_intermediate_size", 0) // feed_forward
         held, met = held + shared, met + shared
+    kv_heads = _read_whole(config, name, "num_key_value_heads", heads)
+    head_width = value_width = _read_whole(config, name, "head_dim", max(1, hidden // heads))
+    attention = 2 * hidden * head_width * (heads + kv_heads)
+    if config.get("kv_lora_rank"):  # keys and values, and often queries, are made of a narrow vector
+        rank, rotated, plain = (
+            _read_whole(config, name, key) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim")
+        )
+        head_width, value_width = plain + rotated, _read_whole(config, name, "v_head_dim")
+        narrow = _read_whole(config, name, "q_lora_rank", 0)
+        attention = (hidden + heads * head_width) * narrow if narrow else hidden * heads * head_width
+        attention += hidden * (rank + rotated) + heads * (rank * (plain + value_width) + value_width * hidden)
     return Model(
         name=name,
         source=str(config.get("source", source)),
         hidden=hidden,
         layers=layers,
         heads=heads,
-        kv_heads=_read_whole(config, name, "num_key_value_heads", heads),
-        head_width=_read_whole(config, name, "head_dim", max(1, hidden // heads)),
+        kv_heads=kv_heads,
+        head_width=head_width,
         vocabulary=_read_whole(config, name, "vocab_size"),
         feed_forward=feed_forward,
         matrices=2 if is_ungated else 3,
         experts=held,
         routed=met,
         is_tied=bool(config.get("tie_word_embeddings", is_ungated)),
+        value_width=value_width,
+        attention_weights=attention,
+        dense_layers=0 if experts is None else min(layers, _read_whole(config, name, "first_k_dense_replace", 0)),
+        dense_width=_read_whole(config, name, "intermediate_size", feed_forward),
     )
 
 

@@ -51,6 +51,9 @@ _ROUND: Final = 64
 _WORDS: Final = {
     "efficiency": "what share of its peak the GPU reaches",
     "attention": "how fast attention is",
+    "expert_share": "how fast the experts of a mixture are",
+    "passes": "how often what a layer holds crosses the memory",
+    "logit_bytes": "how the loss is computed",
     "recompute": "what recomputing activations costs",
     "launch_s": "the time to launch a layer's kernels",
     "link_share": "what share of the wire messages reach",
