@@ -42,7 +42,7 @@ def test_a_table_is_followed_between_below_and_above_its_rows() -> None:
     ("model", "names"),
     [
         (GpuCost, ["fixed_s", "per_token_s", "per_token2_s"]),
-        (CollectiveCost, ["fixed_s", "latency_s", "transfer_s"]),
+        (CollectiveCost, ["fixed_s", "latency_s", "transfer_s", "hidden_s"]),
         (NetworkCost, ["alpha_s", "beta_s"]),
         (LoaderCost, ["sample_s", "per_token_s", "collate_step_s", "collate_per_token_s", "receive_sample_s"]),
     ],

@@ -88,6 +88,12 @@ def test_a_device_that_never_ends_is_not_read(command: str, capsys: pytest.Captu
     assert "/dev/zero: a device" in refuse(capsys, [words[0], "/dev/zero", *words[2:]])
 
 
+def test_a_link_that_leads_nowhere_is_no_name_on_the_hub(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (loop := tmp_path / "tokenizer").symlink_to(tmp_path / "tokenizer")
+    (texts := tmp_path / "texts.jsonl").write_text('{"text": "one"}\n')
+    assert f"{loop}: a link that leads to no file" in refuse(capsys, ["lengths", str(texts), "--tokenizer", str(loop)])
+
+
 def test_host_memory_is_not_negative(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--host-bytes-per-token" in refuse(
         capsys, ["tune", "gsm8k", "--ranks", "2", "--memory-tokens", "4096", "--host-bytes-per-token", "-1"]

@@ -24,7 +24,7 @@ def draw_run(policy: str, seed: int) -> Run:
     tokens = np.clip(random_.lognormal(5, choose.choice([0, 1, 2]), choose.choice([9, 60, 200])), 1, 9000).astype(int)
     sharding, ranks = choose.choice(list(Sharding)), choose.choice([1, 2, 4])
     costs = Costs(
-        collective=CollectiveCost(latency_s=1e-3, each_step=choose.random() < 0.5),
+        collective=CollectiveCost(latency_s=1e-3, hidden_s=0.3, each_step=choose.random() < 0.5),
         network=NetworkCost(alpha_s=choose.choice([1e-4, 0.1])),
         loader=LoaderCost(workers=choose.choice([1, 3]), sample_s=choose.choice([1e-3, 0.05]), receive_sample_s=1e-3),
     )

@@ -16,6 +16,7 @@ from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost
 from odb_sim.inputs.jobs import build_job
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.studies.plan import Wanted
+from odb_sim.studies.runs import Result, Run, run
 
 from odb_ref.core.batching.updates import PADDING_SHARE
 from tests.helpers.commands import get_figures, hear, refuse, tell
@@ -292,6 +293,27 @@ def test_of_tiny_updates_which_take_long_fewer_samples_are_drawn() -> None:
         Wanted(job=job, lengths=Lengths("all", tokens, tokens), global_batch=size).draw((0, 6000)) for size in (1, 8)
     ]
     assert [len(one) for one in drawn] == [750, 6000]
+
+
+def test_tiny_updates_bring_little_and_are_judged_by_as_few_samples_as_were_searched_with(
+    lengths: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither fewer GPUs nor packed rows would help an update of one sample, and nothing would if all are alike."""
+    seen = set()
+
+    def watch(what: Run) -> Result:
+        seen.add(what.workload.samples_total)
+        return run(what)
+
+    monkeypatch.setattr("odb_sim.studies.plan.LARGEST_SEARCHED", (256, 256))
+    monkeypatch.setattr("odb_sim.studies.bands.run", watch)
+    plan(lengths, f"{SMALL} --gpus 1 --global-batch 1")
+    assert seen == {64}
+    said = hear(capsys)
+    assert " on 1 GPU (" in said
+    assert "and online ones in 1.0. More would come of a larger global batch." in said
+    plan(write_lengths(tmp_path / "equal.csv", [300] * 64), f"{SMALL} --global-batch 8")
+    assert "So they bring little here: all samples are about as long." in hear(capsys)
 
 
 def test_memory_that_is_known_holds_for_one_setting_of_recomputation(

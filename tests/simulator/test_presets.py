@@ -134,6 +134,17 @@ def test_what_is_sharded_and_sent_is_the_strategy_s() -> None:
     assert costs["ddp"].collective.transfer_s == pytest.approx(2 * costs["zero-2"].collective.transfer_s)
 
 
+def test_gradients_are_hidden_as_far_as_the_backward_pass_lasts() -> None:
+    """On a slow network DDP sends longer than it computes, and no more slowly for it than sharded ranks that send as much."""
+    job = build_job(gpu="rtx4090", model="qwen2.5-0.5b", strategy="ddp", gpus=64)
+    once_s = 2 * job.model.parameters / (0.75 * 16e9)
+    for computed_s in (0.01, 0.1, 1.0):
+        took_s = job.price(job.values).collective.compute_end_s(np.array([computed_s]), np.array([computed_s]), 64)
+        open_s = job.price(job.values).collective.compute_s(64)
+        left_s = max(0.0, 0.85 * 2 * once_s * 63 / 64 - 2 / 3 * computed_s)
+        assert took_s == pytest.approx(computed_s + open_s + left_s)
+
+
 def test_a_small_micro_batch_takes_as_long_as_its_kernels_take_to_launch() -> None:
     """Medians of `python -m tests.bench --only gpu` on an H200: rows, longest sample and seconds."""
     job = build_job(gpu="h200", model="qwen2.5-0.5b", strategy="ddp", gpus=1)

@@ -96,7 +96,9 @@ def draw_costs(draw: st.DrawFn) -> Costs:
             per_token_s=draw(draw_seconds(3)),
             per_token2_s=draw(draw_seconds(5)),
         ),
-        collective=CollectiveCost(fixed_s=draw(draw_seconds(7)), transfer_s=draw(draw_seconds(29))),
+        collective=CollectiveCost(
+            fixed_s=draw(draw_seconds(7)), transfer_s=draw(draw_seconds(29)), hidden_s=draw(draw_seconds(37))
+        ),
         network=NetworkCost(alpha_s=draw(draw_seconds(11)), transport=draw(st.sampled_from(PricedTransport))),
         loader=LoaderCost(
             workers=draw(st.integers(1, 5)),

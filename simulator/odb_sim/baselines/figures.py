@@ -65,10 +65,10 @@ def simulate_plan(
     load_s = costs.loader.compute_plain_s(samples, real, padded)
     load_s = _stretch(load_s, conditions.slow_loaders, conditions.jitter, seed + 1)
     loaders = [Workers(costs.loader) for _ in plans]
-    sync_s = costs.collective.compute_s(ranks)
     ends_update = Accumulation(epoch.global_batch).find_ends(samples.sum(axis=0), real.sum(axis=0))
     ends_update[-1:] = True
     begun_s, loaded_s, taken_s, done_s, ended_s = (np.zeros((ranks, steps)) for _ in range(5))
+    sync_s = np.zeros(steps)
     free_s, emitted = np.zeros(ranks), 0
     for step in range(steps):
         begun_s[:, step] = free_s
@@ -80,7 +80,10 @@ def simulate_plan(
             loaded_s[rank, step] = loader.done_s if has_batch else asked_s
         done_s[:, step] = free_s = taken_s[:, step] + compute_s[:, step]
         if ends_update[step] or costs.collective.each_step:
-            free_s = np.full(ranks, float(free_s.max()) + sync_s * float(ends_update[step]))
+            slowest_s = end_s = float(free_s.max())
+            if ends_update[step]:
+                end_s = costs.collective.compute_end_s(free_s, compute_s[:, step], ranks)
+            sync_s[step], free_s = end_s - slowest_s, np.full(ranks, end_s)
         ended_s[:, step] = free_s
         emitted += int(samples[:, step].sum())
         if on_progress is not None:
@@ -89,7 +92,7 @@ def simulate_plan(
     loaded_s = np.maximum.accumulate(loaded_s, axis=1)
     if timeline is not None:
         moments_s = (begun_s, loaded_s, taken_s, done_s, ended_s)
-        _add_spans(timeline, moments_s, np.where(ends_update, sync_s, 0.0), samples == 0)
+        _add_spans(timeline, moments_s, sync_s, samples == 0)
     trained = np.concatenate(orders)
     if fill is not None:
         fill.add(0, samples, real, padded, workload.tokens[trained])
@@ -103,7 +106,7 @@ def simulate_plan(
     for step in range(steps):
         start_s, end_s = compute_mean(begun_s[:, step]), compute_mean(ended_s[:, step])
         data_wait_s = float((taken_s[:, step] - begun_s[:, step]).sum())
-        computed_s, collective_s = float(compute_s[:, step].sum()), ranks * sync_s * float(ends_update[step])
+        computed_s, collective_s = float(compute_s[:, step].sum()), ranks * float(sync_s[step])
         rows.append(
             StepRow(
                 step=step,

@@ -44,7 +44,7 @@ class About(StrEnum):
 _FEW_BATCHES: Final = 8
 """A window of fewer batches loses enough to notice: 3 % or more on every bundled trace, and a third with two batches."""
 _ENOUGH_BATCHES: Final = 16
-_ALIKE: Final = 0.2
+ALIKE: Final = 0.2
 """Lengths with a smaller coefficient of variation fill batches in any window."""
 
 
@@ -164,7 +164,7 @@ def _describe_small_window(workload: Workload, summary: Summary) -> str:
     mean, shard = float(workload.tokens.mean()), int(np.diff(workload.offsets).max())
     enough = min(ceil(_ENOUGH_BATCHES * summary.token_budget / mean), shard)
     held, would_hold = (window * mean / summary.token_budget for window in (summary.window, enough))
-    is_alike = float(workload.tokens.std()) < _ALIKE * mean
+    is_alike = float(workload.tokens.std()) < ALIKE * mean
     if workload.resources.shape[1] or is_alike or held >= _FEW_BATCHES or would_hold < _FEW_BATCHES:
         return ""
     return (

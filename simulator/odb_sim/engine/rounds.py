@@ -36,7 +36,7 @@ from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import RunRecord, StepRow
 from odb_sim.engine.stage import Epoch
 from odb_sim.engine.updates import Accumulation, Booleans, compute_mean
-from odb_sim.inputs.costs import Seconds
+from odb_sim.inputs.costs import CollectiveCost, Seconds
 from odb_sim.inputs.workload import Workload
 
 _BLOCK_SAMPLES: Final = 1 << 19
@@ -52,9 +52,10 @@ class Clock:
     updates hold several steps, the ranks drift apart inside one, and each has its own number (``lanes``).
     """
 
-    def __init__(self, *, depth_steps: int, sync_s: float, lanes: int = 1) -> None:
+    def __init__(self, *, depth_steps: int, collective: CollectiveCost, ranks: int, lanes: int = 1) -> None:
         self._depth_steps = depth_steps
-        self._sync_s = sync_s
+        self._collective = collective
+        self._ranks = ranks
         self.lanes = lanes
         self._agreed_s: list[float] = []
         self._waited_for: list[int] = []
@@ -63,6 +64,8 @@ class Clock:
         """The steps released up to each agreement; the first one releases none."""
         self._free_s: Seconds = np.zeros(lanes)
         """When each rank is done with its last step."""
+        self._computes_s: Seconds = np.zeros(lanes)
+        """How long each rank computes its last step."""
         self._takes_s: list[Seconds] = []
         self._is_open = False
         """True inside an update."""
@@ -97,7 +100,7 @@ class Clock:
             self.starts_s.append(compute_mean(self._free_s))
             self.waits_s.append(compute_mean(take_s - self._free_s))
             self._takes_s.append(take_s)
-            self._free_s = computed_s
+            self._free_s, self._computes_s = computed_s, lanes_s
             self.slowest_s.append(compute_mean(computed_s))
             self.ends_s.append(self.slowest_s[-1])
             self._is_open = True
@@ -112,7 +115,7 @@ class Clock:
             return
         take_s, slowest_s = float(self._takes_s[-1].max()), float(self._free_s.max())
         # In the order in which the world computes its sleep, so that rounding is the same.
-        end_s = take_s + (slowest_s + self._sync_s - take_s)
+        end_s = take_s + (self._collective.compute_end_s(self._free_s, self._computes_s, self._ranks) - take_s)
         self.slowest_s[-1], self.ends_s[-1] = slowest_s, end_s
         self._free_s = np.full(self.lanes, end_s)
         self.updates += 1
@@ -177,7 +180,8 @@ def simulate_rounds(
     ]
     clock = Clock(
         depth_steps=config.depth_steps,
-        sync_s=costs.collective.compute_s(workload.ranks),
+        collective=costs.collective,
+        ranks=workload.ranks,
         lanes=1 if global_batch.goal is None or costs.collective.each_step else workload.ranks,
     )
     accumulation = Accumulation(global_batch)

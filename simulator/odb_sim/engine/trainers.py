@@ -114,7 +114,7 @@ class Trainers:
 
         Raises: InvariantError when ranks take different steps (ALIGN).
         """
-        env, sync_s = self._stage.env, self._stage.costs.collective.compute_s(len(self._ranks))
+        env = self._stage.env
         met: _Step | None = None
         """A step inside an update after which all ranks met, until it is known whether it was the last of the epoch."""
         while True:
@@ -126,7 +126,7 @@ class Trainers:
             is_over = last is None and not is_cut
             if met is not None:
                 met_s = float(met.ready_s.max())
-                self._record(met, met_s, met_s + sync_s if is_over else met_s)
+                self._record(met, met_s, self._compute_end_s(met) if is_over else met_s)
                 self.updates += is_over
                 met = None
             if leavers and self._open and not self._departed:
@@ -139,7 +139,7 @@ class Trainers:
                 return
             slowest_s = float(last.ready_s.max())
             is_inner = last.is_end and not last.ends_update
-            end_s = slowest_s + (0.0 if is_inner else sync_s)
+            end_s = slowest_s if is_inner else self._compute_end_s(last)
             yield env.timeout(end_s - env.now)
             if (timeline := self._stage.timeline) is not None:
                 for rank, ready_s in zip(last.takers, last.ready_s.tolist(), strict=True):
@@ -152,6 +152,10 @@ class Trainers:
             else:
                 self._record(last, slowest_s, env.now)
                 self.updates += 1
+
+    def _compute_end_s(self, step: _Step) -> float:
+        """Returns when the collective after ``step`` ends."""
+        return self._stage.costs.collective.compute_end_s(step.ready_s, np.array(step.compute_s), len(self._ranks))
 
     def _take_all(self) -> Generator[simpy.Event, object, list[int]]:
         """Lets every rank take each step of an update as it comes. Returns the ranks whose epoch is over instead."""

@@ -31,6 +31,8 @@ _HUGE: Final = 1e300
 """Finite numbers are smaller, and an integer may be too large for a float."""
 _MOST_EQUAL: Final = 1e12
 """In a sample of this many tokens attention takes no time that shows."""
+_BACKWARD: Final = 2 / 3
+"""The share of a micro-batch's time that its backward pass takes."""
 _INTEGER_BYTES = 8
 _COUNT_INTEGERS = 3  # samples, tokens, supervised tokens
 _REPORT_BYTES = 1024
@@ -92,9 +94,10 @@ class GpuCost:
 class CollectiveCost:
     """Seconds of the trainers' collective that ends a step (gradients), after the slowest rank.
 
-    Only time that no computation hides counts: ``fixed_s`` whatever the number of ranks, ``latency_s`` for each message that
-    has to wait for another, and ``transfer_s`` to send all of the data once over a rank's link. With ``each_step`` ranks also
-    meet after every micro-batch inside an update, as they must with sharded parameters; this costs only the wait.
+    Time that no computation hides: ``fixed_s`` whatever the number of ranks, ``latency_s`` for each message that has to wait
+    for another, and ``transfer_s`` to send all of the data once over a rank's link. ``hidden_s``, also to send it once, is
+    hidden behind the backward pass of a rank's last micro-batch, as far as that lasts. With ``each_step`` ranks also meet
+    after every micro-batch inside an update, as they must with sharded parameters; this costs only the wait.
 
     Raises: UsageError when a number is negative or not finite.
     """
@@ -102,15 +105,16 @@ class CollectiveCost:
     fixed_s: float = 2e-3
     latency_s: float = 2e-5
     transfer_s: float = 0.01
+    hidden_s: float = 0.0
     algorithm: Algorithm = Algorithm.TREE
     each_step: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("fixed_s", "latency_s", "transfer_s"):
+        for name in ("fixed_s", "latency_s", "transfer_s", "hidden_s"):
             _check_not_negative(self, name, getattr(self, name))
 
     def compute_s(self, ranks: int) -> float:
-        """Returns the seconds of one collective of ``ranks`` ranks.
+        """Returns the seconds of one collective of ``ranks`` ranks that no computation hides.
 
         With either algorithm each rank sends and receives 2 (W - 1) / W of the data, once to reduce and once to spread it. They
         differ in how many messages wait for one another: 2 (W - 1) around a ring, 2 ceil(log2 W) up a tree and down.
@@ -121,6 +125,13 @@ class CollectiveCost:
             case Algorithm.TREE:
                 messages = 2 * ceil(log2(ranks))
         return self.fixed_s + messages * self.latency_s + 2 * (ranks - 1) / ranks * self.transfer_s
+
+    def compute_end_s(self, ready_s: Seconds, computed_s: Seconds, ranks: int) -> float:
+        """Returns when the collective of ``ranks`` ranks ends, given when each has computed its last micro-batch, and how long
+        it computed that. Ranks that are alike in both may be given as one.
+        """
+        late_s = np.maximum(0.0, 2 * (ranks - 1) / ranks * self.hidden_s - _BACKWARD * computed_s)
+        return float((ready_s + late_s).max()) + self.compute_s(ranks)
 
 
 NO_COLLECTIVE: Final = CollectiveCost(fixed_s=0, latency_s=0, transfer_s=0)

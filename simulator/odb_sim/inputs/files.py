@@ -62,12 +62,15 @@ def check_files(*paths: str | Path | None, reads: Iterable[str | Path | None] = 
     """Checks, before anything is read, that every path can be written, and that none is given twice or also read: itself, in a
     folder, or as the file of a target rule, ``path.py:name``.
 
-    A device is not read, because it may never end. Raises: UsageError naming the path.
+    A device is not read, because it may never end, nor a link that leads nowhere, which would be taken for a name on the hub.
+    Raises: UsageError naming the path.
     """
     given = [Path(part) for path in reads if path is not None for part in (path, str(path).rpartition(":")[0]) if part]
     given += [file for path in given if path.is_dir() for kind in _READ for file in path.glob(kind)]
     if devices := [path for path in given if path.is_char_device() or path.is_block_device()]:
         raise UsageError(f"{devices[0]}: a device, expected a file")
+    if links := [path for path in given if path.is_symlink() and not path.exists()]:
+        raise UsageError(f"{links[0]}: a link that leads to no file")
     files = {_identify(path) for path in given if path.is_file()}
     for path in paths:
         if path is None:

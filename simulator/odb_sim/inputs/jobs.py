@@ -8,14 +8,16 @@ a token         6 A operations, forward and backward; 2 A more where activations
                 several times, which small models spend much of their time on
 a pair          of a token and one of its row: 6 L d operations, causal (and 2 L d more); a row of n has n squared of them
 sent            the parameters, as often as the strategy says, at what a GPU sends in a ring over all ranks; what cannot
-                be hidden behind computation adds to it, and a micro-batch is not shorter than what is sent in it
+                be hidden behind computation adds to it, a micro-batch is not shorter than what is sent in it, and what is
+                sent once an update is hidden only as far as its last backward pass lasts
 an update       the optimizer reads and writes the states of a rank's share once
 a token's       what each layer keeps for the backward pass (or, where that is computed again, its input, and one layer
 memory          whole), and the logits; beside the states, DDP's copy of the gradients, and a layer's weights where these
                 are sharded
 ==============  ========================================================================================================
 
-No further overlap is modelled, and no pipeline, tensor or expert parallelism. `data/presets.toml` has the sources of the numbers.
+No further overlap is modelled, and no pipeline, tensor or expert parallelism. `data/presets.toml` has the sources of the
+numbers.
 """
 
 from __future__ import annotations
@@ -89,7 +91,9 @@ class TrainingJob:
         again = 2 * values["recompute"] if self.recomputes else 0.0
         peak = values["peak_flops"] * values["peak_share"] / values["model_error"]
         layer, logits = self._count_held(values)
-        moved_s = values["passes"] * (layer * model.layers + logits) * values["model_error"] / values["bandwidth_bytes_s"]
+        moved_s = (
+            values["passes"] * (layer * model.layers + logits) * values["model_error"] / values["bandwidth_bytes_s"]
+        )
         work = model.active + model.met * (1 / values["expert_share"] - 1)
         token_s = (6 + again) * (work / (peak * values["efficiency"]) + moved_s / 6)
         pair_s = (6 + again) * model.layers * model.attention_width / (peak * values["attention"])
@@ -110,6 +114,7 @@ class TrainingJob:
                 fixed_s=optimizer_s,
                 latency_s=values["message_s"],
                 transfer_s=open_share * strategy.update / 2 * once_s,
+                hidden_s=(1 - open_share) * strategy.update / 2 * once_s,
                 each_step=strategy.each > 0,
             ),
         )

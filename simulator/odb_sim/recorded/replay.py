@@ -204,8 +204,8 @@ def replay(
         simulated[rank].note(event, effects, time_s)
 
     run(what, observer=observe, on_progress=on_progress)
-    total, sure = what.workload.samples_total, list_uncertain(what.costs) if costs is not None else []
-    band = compute_bands([what], sure, draws=0, most=total).combine(1.0) if sure else CERTAIN
+    sure = list_uncertain(what.costs) if costs is not None else []
+    band = compute_bands([what], sure, draws=0, is_whole=True).combine(1.0) if sure else CERTAIN
     outcome = recorded.ranks[0].outcome
     is_whole = outcome == OutcomeKind.COMPLETE
     rounds = recorded.rounds

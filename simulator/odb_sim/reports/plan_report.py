@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.batching.updates import PADDING_SHARE
-from odb_sim.engine.cautions import say_amount
+from odb_sim.engine.cautions import ALIKE, say_amount, say_count
 from odb_sim.engine.metrics import describe_update
 from odb_sim.reports.charts import Bars, Series
 from odb_sim.reports.document import PageSource
@@ -64,8 +64,8 @@ def describe_plan(plan: RunPlan) -> str:
     )
     parts = [
         f"{duration.removesuffix('s') if duration == '1 epochs' else duration} of {wanted.lengths.name} "
-        f"({say_amount(wanted.samples)} samples) with {job.model.name} on {job.gpus:,} GPUs ({job.strategy.name}, activations "
-        f"{job.activations}) take {describe_seconds(seconds)} "
+        f"({say_amount(wanted.samples)} samples) with {job.model.name} on {say_count(job.gpus, 'GPU', 'GPUs')} "
+        f"({job.strategy.name}, activations {job.activations}) take {describe_seconds(seconds)} "
         f"({describe_range(seconds * band.low, seconds * band.high)} nine times of ten): "
         f"{say_amount(plan.compute_gpu_hours(best))} GPU-hours, {say_amount(plan.compute_money(best))} USD "
         f"({_describe_money(plan, best)}) at {price.value:g} USD a GPU-hour"
@@ -85,14 +85,19 @@ def describe_plan(plan: RunPlan) -> str:
 
 def _describe_little(plan: RunPlan) -> str:
     """Returns why online batches bring little, or an empty string if they bring enough."""
-    best, fixed = plan.ways[0], plan.ways[1]
-    if plan.compute_speedup(best) >= _LITTLE:
+    best, fixed, packed = plan.ways[:3]
+    gained = plan.compute_speedup(best)
+    if gained >= _LITTLE:
         return ""
+    if (tokens := plan.wanted.lengths.tokens).std() < ALIKE * tokens.mean():
+        return "So they bring little here: all samples are about as long."
+    more = ["fewer GPUs"] if plan.wanted.job.gpus > 1 else []
+    more += ["a larger global batch", *(["packed rows"] if plan.compute_speedup(packed) >= _LITTLE * gained else [])]
     share = fixed.summary.samples_per_update / plan.wanted.job.gpus
     return (
         f"So they bring little here: of an update a rank has {share:,.1f} samples, which fixed batches train on in "
-        f"{fixed.summary.steps_per_update:,.1f} micro-batches, and online ones in {best.summary.steps_per_update:,.1f}. Fewer "
-        "GPUs, a larger global batch or packed rows would bring more."
+        f"{fixed.summary.steps_per_update:,.1f} micro-batches, and online ones in {best.summary.steps_per_update:,.1f}. "
+        f"More would come of {' or '.join(filter(None, (', '.join(more[:-1]), more[-1])))}."
     )
 
 
@@ -125,7 +130,7 @@ def write_plan_report(path: Path, plan: RunPlan, commands: Sequence[str], source
     wanted, job, best, fixed = plan.wanted, plan.wanted.job, plan.ways[0], plan.ways[1]
     seconds, band, speedup = plan.compute_seconds(best), plan.band(best), plan.compute_speedup(best)
     page = Page(
-        f"odb-ref plan: {job.model.name} on {job.gpus:,} GPUs, {wanted.lengths.name}",
+        f"odb-ref plan: {job.model.name} on {say_count(job.gpus, 'GPU', 'GPUs')}, {wanted.lengths.name}",
         f"Training takes **{describe_seconds(seconds)}** and {say_amount(plan.compute_money(best))} USD, {speedup:.2f} times "
         "as fast as with fixed batches",
         band=f"Nine times of ten {describe_range(seconds * band.low, seconds * band.high)}, "

@@ -187,17 +187,20 @@ def compute_bands(
     *,
     draws: int = _DRAWS,
     most: int | None = None,
+    is_whole: bool = False,
     runner: Runner | None = None,
 ) -> Bands:
     """Returns the bands of the times of ``runs``, which must have the same samples and costs.
 
-    An epoch of more than ``most`` samples is judged by that number.
+    An epoch of more samples than ``most``, or than can be simulated in seconds, is judged by that number of them, unless
+    ``is_whole``.
     """
     runner = runner or Runner()
     total = runs[0].workload.samples_total
     least = LEAST_SAMPLES * runs[0].workload.ranks
-    most = max(least, most or (LARGEST_EVENTS if any(map(_needs_events, runs)) else LARGEST_BANDED))
-    is_whole = total <= most or bool(runs[0].starts)
+    quick = LARGEST_EVENTS if any(map(_needs_events, runs)) else LARGEST_BANDED
+    most = max(least, min(quick, most or quick))
+    is_whole = is_whole or total <= most or bool(runs[0].starts)
     cut = [what if is_whole else replace(what, workload=redraw(what.workload, most, 0)) for what in runs]
     count = cut[0].workload.samples_total
     varied = [

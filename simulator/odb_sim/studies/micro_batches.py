@@ -154,8 +154,9 @@ def divide(
 def _measure(way: str, plan: Plan, seconds: Seconds, costs: Costs) -> Divided:
     """Returns the figures of one step. ``seconds`` has shape (ranks, micro-batches)."""
     # If ranks meet after each micro-batch, each takes as long as on the slowest rank. Otherwise only the sums count.
-    slowest_s = seconds.max(axis=0).sum() if costs.collective.each_step else seconds.sum(axis=1).max()
-    compute_s, mean_s = float(slowest_s), float(seconds.sum(axis=1).mean())
+    before_s, last_s = seconds[:, :-1], seconds[:, -1]
+    ready_s = (before_s.max(axis=0).sum() if costs.collective.each_step else before_s.sum(axis=1)) + last_s
+    compute_s, mean_s = float(ready_s.max()), float(seconds.sum(axis=1).mean())
     report = plan.report
     return Divided(
         way=way,
@@ -163,7 +164,7 @@ def _measure(way: str, plan: Plan, seconds: Seconds, costs: Costs) -> Divided:
         least=report.least,
         fill=report.fill,
         wait=compute_s / mean_s if mean_s else 1.0,
-        step_s=compute_s + costs.collective.compute_s(len(seconds)),
+        step_s=costs.collective.compute_end_s(ready_s, last_s, len(seconds)),
         wait_s=compute_s - mean_s,
     )
 

@@ -235,7 +235,7 @@ def make_plan(wanted: Wanted, runner: Runner) -> RunPlan:
         batch = "" if size is None else f" of {size:,}"
         # The bands draw from these samples again, and may miss the longest, which determines the size.
         ways.append(Way(name + batch, needs, replace(what, batch_size=size), result.summary))
-    bands = compute_bands([way.what for way in ways], wanted.list_inputs(), runner=runner)
+    bands = compute_bands([way.what for way in ways], wanted.list_inputs(), most=len(searched), runner=runner)
     said = _list_cautions(wanted, ways, cautions)
     if ways[0].what.budget_tokens <= smallest < wanted.budget_tokens:
         said.append(f"no budget below {smallest:,} was tried: --token-budget of odb-ref simulate tries one")
