@@ -268,8 +268,14 @@ def test_bad_input_is_one_line_and_status_2(
 def test_files_of_several_epochs_and_files_that_are_no_traces_are_refused(
     write: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="several epochs or runs"):
-        read_story([write("join"), write("paper")])
+    for epoch in (None, 0):  # which epoch does not tell one run from another
+        with pytest.raises(UsageError, match=r"are of 2 runs, .*join.* and .*paper.* of two: give the files of one"):
+            read_story([write("join"), write("paper")], epoch=epoch)
+    later = write("join").read_text().replace('"epoch":0', '"epoch":1')
+    (tmp_path / "later.ndjson").write_text(later)
+    with pytest.raises(UsageError, match="are of epochs 0, 1: choose one with --epoch"):
+        read_story([write("join"), tmp_path / "later.ndjson"])
+    (tmp_path / "later.ndjson").unlink()
     (tmp_path / "a.ndjson").write_text("{}\n")
     with pytest.raises(UsageError, match=r"a\.ndjson"):
         read_story([tmp_path])

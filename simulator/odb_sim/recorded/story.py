@@ -318,7 +318,7 @@ class Story:
 def read_story(paths: Sequence[str | Path], *, epoch: int | None = None) -> Story:
     """Returns the epoch in trace files, given as the files of all ranks or as their folder.
 
-    Raises: UsageError (TraceError), naming the file, when one is not a trace, or they hold several epochs and none is chosen.
+    Raises: UsageError (TraceError), naming the file, when one is not a trace, or they hold several epochs or runs.
     """
     jobs = group_into_jobs([stream for path in paths for stream in open_traces(Path(path))])
     if epoch is not None:
@@ -326,8 +326,11 @@ def read_story(paths: Sequence[str | Path], *, epoch: int | None = None) -> Stor
         if not jobs:
             raise UsageError(f"{paths[0]} and the others hold no epoch {epoch}")
     if len(jobs) > 1:
-        held = ", ".join(str(job[0].header.epoch) for job in jobs)
-        raise UsageError(f"the traces are of several epochs or runs ({held}): give the files of one, or --epoch")
+        epochs = {job[0].header.epoch for job in jobs}
+        if len(epochs) == len(jobs):
+            raise UsageError(f"the traces are of epochs {', '.join(map(str, sorted(epochs)))}: choose one with --epoch")
+        first, second, *_ = (job[0].path for job in jobs)
+        raise UsageError(f"the traces are of {len(jobs)} runs, {first} and {second} of two: give the files of one")
     return _read_job(jobs[0])
 
 
