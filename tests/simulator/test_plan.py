@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from odb_sim.cli.main import main
 from odb_sim.inputs.cost_files import load_costs, write_costs
-from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost
+from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost, LoaderCost, StepTable
 from odb_sim.inputs.jobs import build_job
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.studies.plan import Wanted
@@ -190,6 +190,25 @@ def test_what_was_timed_was_timed_as_the_run_is(lengths: Path, tmp_path: Path) -
         asked = f"{SMALL} --global-batch 256 {options} --cost-model {costs} --html {tmp_path / 'p.html'}"
         assert plan(lengths, asked)["recomputes"] is recomputes
     assert "Times are those of --cost-model: a micro-batch 1 s, a token 1e-05 s" in (tmp_path / "p.html").read_text()
+    write_costs(costs, Costs(step_table=StepTable(rows=((1.0, 0.1), (9000.0, 0.5)))))
+    plan(lengths, asked)
+    assert "--cost-model: a table of the seconds of 2 sizes of micro-batches. " in (tmp_path / "p.html").read_text()
+
+
+def test_a_loader_that_is_assumed_is_named_where_it_matters(
+    lengths: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs, said = (
+        tmp_path / "costs.json",
+        "is waiting for data, by a loader that is assumed (4 workers, 0.001 s a sample",
+    )
+    for gpu, loader, is_said in (
+        (GpuCost(fixed_s=1.0), LoaderCost(), False),
+        (GpuCost(fixed_s=0.0, per_token_s=1e-8), LoaderCost(), True),
+        (GpuCost(fixed_s=0.0, per_token_s=1e-8), LoaderCost(sample_s=2e-3), False),
+    ):
+        write_costs(costs, Costs(gpu=gpu, loader=loader))
+        assert (said in tell(capsys, f"plan {lengths} {SMALL} --cost-model {costs}")) == is_said
 
 
 def test_sharded_ranks_meet_in_each_micro_batch_whatever_was_timed(lengths: Path, tmp_path: Path) -> None:

@@ -162,11 +162,14 @@ def write_plan_report(path: Path, plan: RunPlan, commands: Sequence[str], source
     page.add_maps([(wanted.lengths.name, [draw_run(way.what, way.name) for way in (best, fixed)])])
     page.add_heading("What it rests on")
     if wanted.cost_model is not None:
-        gpu = wanted.costs.gpu
-        page.add_text(
-            f"Times are those of --cost-model: a micro-batch {gpu.fixed_s:.4g} s, a token {gpu.per_token_s:.4g} s, a token "
-            f"squared {gpu.per_token2_s:.4g} s, at least {gpu.floor_s:.4g} s. What stands here is for memory and price."
+        gpu, rows = wanted.costs.gpu, wanted.costs.step_table.rows
+        said = (
+            f"a table of the seconds of {len(rows)} sizes of micro-batches"
+            if rows
+            else f"a micro-batch {gpu.fixed_s:.4g} s, a token {gpu.per_token_s:.4g} s, a token squared {gpu.per_token2_s:.4g} s, "
+            f"at least {gpu.floor_s:.4g} s"
         )
+        page.add_text(f"Times are those of --cost-model: {said}. What stands here is for memory and price.")
     page.add_table(
         ["constant", "value", "from", "to", "source"],
         [

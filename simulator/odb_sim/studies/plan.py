@@ -22,7 +22,7 @@ from odb_ref.core.errors import UsageError
 from odb_sim.engine.cautions import About, Caution, describe_long, say_count
 from odb_sim.engine.metrics import Summary
 from odb_sim.engine.updates import EVERY_STEP, TOLERATED, GlobalBatch
-from odb_sim.inputs.costs import RANGED, Costs, Ranges
+from odb_sim.inputs.costs import RANGED, Costs, LoaderCost, Ranges
 from odb_sim.inputs.jobs import TrainingJob
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.studies.bands import LEFT_OUT, Band, Bands, Uncertain, compute_bands, list_uncertain
@@ -46,6 +46,8 @@ _LEAST_SHARD: Final = 512
 _LEAST_OF_UPDATES: Final = 64
 """The same for updates of a fixed number of samples."""
 _TOLERANCE: Final = 0.01
+_WAITED: Final = 0.05
+"""From this share of the time on, waiting for data is said: it rests on a loader that is assumed."""
 _ROUND: Final = 64
 """Budgets are multiples of this number of tokens."""
 _WORDS: Final = {
@@ -373,6 +375,13 @@ def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]
         said.append(
             f"without --global-batch each step of online batches is an update, of {update:,.0f} samples; the other "
             f"methods are compared with updates of {other}"
+        )
+    loader, wait = wanted.costs.loader, ways[0].summary.data_wait_share
+    if wait >= _WAITED and loader == LoaderCost():
+        said.append(
+            f"{wait:.0%} of the time of online batches is waiting for data, by a loader that is assumed ({loader.workers} "
+            f"workers, {loader.sample_s:g} s a sample and {loader.per_token_s:g} s a token each), and the band does not "
+            "count that: odb-ref calibrate measures yours, on a trace"
         )
     if wanted.global_batch is not None and ways[0].what.padding_share == PADDING_SHARES[-1]:
         said.append(EDGE)
