@@ -166,8 +166,8 @@ def write_plan_report(path: Path, plan: RunPlan, commands: Sequence[str], source
         said = (
             f"a table of the seconds of {len(rows)} sizes of micro-batches"
             if rows
-            else f"a micro-batch {gpu.fixed_s:.4g} s, a token {gpu.per_token_s:.4g} s, a token squared {gpu.per_token2_s:.4g} s, "
-            f"at least {gpu.floor_s:.4g} s"
+            else f"a micro-batch {gpu.fixed_s:.4g} s, a token {gpu.per_token_s:.4g} s, a token squared "
+            f"{gpu.per_token2_s:.4g} s, at least {gpu.floor_s:.4g} s"
         )
         page.add_text(f"Times are those of --cost-model: {said}. What stands here is for memory and price.")
     page.add_table(
