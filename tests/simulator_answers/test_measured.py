@@ -123,6 +123,18 @@ def test_attention_that_nothing_shows_is_left_out(tmp_path: Path) -> None:
     assert "per_token2_s" not in fit.values
 
 
+def test_the_error_that_it_states_is_that_of_a_fit_to_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three numbers meet three of four measurements, which says nothing of the next, nor of the range of each number."""
+    (tmp_path / "four.csv").write_text("rows,longest,seconds\n4,1024,0.52\n8,2048,1.81\n4,4096,1.98\n1,14089,2.27\n")
+    assert "step: fixed_s 0.1129 - - " in tell(capsys, f"calibrate {tmp_path / 'four.csv'} --out {tmp_path / 'c.json'}")
+    made = calibrate_table(tmp_path / "four.csv")
+    (fit,) = made.fits
+    assert fit.run_error > fit.p90_error > 0.1
+    assert made.costs.ranges.rows[-1] == ("error", 1 / (1 + fit.run_error), 1 + fit.run_error)
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("noise", [0.02, 0.1])
 def test_steps_of_other_sizes_lie_within_the_error_that_it_states(tmp_path: Path, noise: float) -> None:

@@ -246,13 +246,19 @@ def compute_paced_errors(predicted: Matrix, seconds: Matrix) -> Matrix:
 
 
 def compute_run_error(values: dict[str, float], parts: Sequence[TimedSpans]) -> float:
-    """Returns the bound of nine of ten relative errors of the sums of ``parts``, assuming a normal distribution around 0."""
-    errors = [
-        float(part.compute_errors(values).sum()) / max(_SMALLEST, float(part.seconds.sum()))
-        for part in parts
-        if len(part)
-    ]
-    return _NINE_OF_TEN * float(np.sqrt(np.mean(np.square(errors)))) if errors else 0.0
+    """Returns the bound of nine of ten relative errors of the sums of ``parts``."""
+    return bound_errors(
+        [
+            float(part.compute_errors(values).sum()) / max(_SMALLEST, float(part.seconds.sum()))
+            for part in parts
+            if len(part)
+        ]
+    )
+
+
+def bound_errors(errors: Sequence[float]) -> float:
+    """Returns the bound of nine of ten of such errors, assuming a normal distribution around 0; 0 if there are none."""
+    return _NINE_OF_TEN * float(np.sqrt(np.mean(np.square(errors)))) if len(errors) else 0.0
 
 
 def judge(component: str, values: dict[str, float], fitted: TimedSpans, held: TimedSpans, errors: Matrix) -> Fit:

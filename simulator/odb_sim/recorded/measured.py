@@ -19,13 +19,13 @@ import numpy as np
 from odb_ref.core.errors import UsageError, check_integer
 from odb_sim.inputs.costs import LARGEST_S, NO_COLLECTIVE, Costs, FittedTo, GpuCost
 from odb_sim.recorded.calibrate import Calibration, list_ranges
-from odb_sim.recorded.fitting import Matrix, Range, TimedSpans, compute_ranges, compute_run_error, fit_with_floor, judge
+from odb_sim.recorded.fitting import Matrix, Range, TimedSpans, bound_errors, compute_ranges, fit_with_floor, judge
 
 TOKENS: Final = "tokens"
 _LARGEST: Final = 2**53
 _GAIN: Final = 0.9
 _FEWEST_DRAWN: Final = 6
-"""With fewer measurements the ranges are only the assumed ones."""
+"""With fewer measurements the numbers have no ranges of their own, only the error of the whole."""
 ASSUMED_ERROR: Final = 0.1
 _FEWEST_LENGTHS: Final = 3
 
@@ -54,10 +54,10 @@ def calibrate_table(path: str | Path, ranks: int = 1) -> Calibration:
     if not values["per_token_s"] and not values.get("per_token2_s"):
         raise UsageError(f"{path}: steps with more tokens do not take longer: are rows mixed up?")
     is_judged = sizes > len(values)
-    errors = _leave_out(chosen) if is_judged else np.zeros(len(chosen))
-    run_error = compute_run_error(values, [chosen.select(slice(at, at + 1)) for at in range(len(chosen))])
+    errors = _leave_out(chosen) if is_judged else chosen.compute_errors(values)
+    run_error = bound_errors((errors / chosen.seconds).tolist())
     fit = replace(
-        judge("step", values, chosen, chosen, errors),
+        judge("step", values, chosen, chosen, errors * is_judged),
         spans_held=len(chosen) if is_judged else 0,
         run_error=run_error if is_judged else max(ASSUMED_ERROR, run_error),  # a size may be measured twice
         ranges=compute_ranges(chosen, fit_with_floor) if len(chosen) >= _FEWEST_DRAWN and is_judged else (),

@@ -172,8 +172,8 @@ def _print_numbers(calibration: Calibration) -> None:
     rows = []
     for fit in calibration.fits:
         for item in fit.ranges:
-            numbers = (f"{number:.4g}" for number in (fit.values[item.name], item.low, item.high))
-            rows.append([f"{fit.component}: {item.name}", *numbers])
+            ends = ["-", "-"] if item.low == item.high else [f"{end:.4g}" for end in (item.low, item.high)]
+            rows.append([f"{fit.component}: {item.name}", f"{fit.values[item.name]:.4g}", *ends])
     print_table("Cost model, with the range of nine fits in ten", ["number", "value", "from", "to"], rows)
     for fit in calibration.fits:
         for name in fit.dropped:
