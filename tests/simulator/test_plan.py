@@ -242,6 +242,8 @@ def test_nodes_are_filled_as_torchrun_fills_them(lengths: Path) -> None:
         figures = plan(lengths, asked)
         assert "torchrun --nnodes 13 --nproc-per-node 1 train.py" in figures["commands"]
         seconds.append(figures["ways"][0]["seconds"])
+        told = "13 GPUs are 1 on each of 13 nodes, since torchrun starts as many on all"
+        assert any(told in text for text in figures["cautions"]) == (not nodes)
     assert seconds[0] == seconds[1]
 
 

@@ -357,6 +357,12 @@ def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]
             f"{int(wanted.lengths.tokens.max()):,}: cut {'it' if over == 1 else 'them'}"
             f"{'' if wanted.job.recomputes else ', or compute activations again (--recompute yes)'}"
         )
+    job = wanted.job
+    if job.node_ranks < min(job.node_gpus, job.gpus):
+        said.append(
+            f"{job.gpus:,} GPUs are {job.node_ranks} on each of {job.gpus // job.node_ranks:,} nodes, since torchrun starts as "
+            f"many on all, which share less of the network: a multiple of {job.node_gpus} fills the nodes"
+        )
     if wanted.global_batch is not None and wanted.global_batch > len(wanted.lengths):
         said.append(
             f"an epoch has {len(wanted.lengths):,} samples, fewer than an update of {wanted.global_batch:,}: the epoch "
