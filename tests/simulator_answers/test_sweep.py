@@ -22,7 +22,7 @@ from odb_sim.studies.runs import run
 from odb_sim.studies.sweep import Study, build_points, run_grid
 
 from odb_ref.core.errors import InvariantError, UsageError
-from tests.helpers.commands import get_figures, refuse
+from tests.helpers.commands import get_figures, refuse, tell
 from tests.simulator_answers.helpers import make_lengths
 
 POINTS = build_points(policies=["odb", "standard"], ranks=[2, 4], budgets=[2048], windows=[16, 64], depths=[2])
@@ -61,6 +61,14 @@ def test_the_page_names_the_budget_of_the_figures(tmp_path: Path) -> None:
     )
     (figures,) = get_figures(arguments, "--html", str(page))
     assert f"packing on 2 ranks, budget {figures['token_budget']:,}" in page.read_text()
+
+
+def test_the_fastest_is_named_and_updates_of_other_sizes_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "sweep gsm8k --ranks 2,4 --token-budget 1024,2048 --samples 256 --processes 1"
+    said = tell(capsys, f"{asked} --window 64")
+    assert "The fastest by tokens a second and rank (odb on 2 ranks, budget 2,048, window 64, depth 8): Nine" in said
+    assert "every step is an update here, of 9 to 32 samples: with --global-batch N all" in said
+    assert "every step is an update" not in tell(capsys, f"{asked} --global-batch 64")
 
 
 def test_any_executor_gives_the_same_answers_in_the_order_of_the_grid() -> None:

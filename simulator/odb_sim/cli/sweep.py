@@ -24,7 +24,6 @@ from odb_sim.cli.options import (
     load_lengths_option,
     open_runner,
 )
-from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.inputs.files import check_files, write_csv, write_json
 from odb_sim.reports.answers_report import write_sweep_report
 from odb_sim.reports.run_report import describe_band
@@ -32,7 +31,14 @@ from odb_sim.reports.tables import SETTINGS, SWEEP, build_row
 from odb_sim.reports.terminal import print_cautions, print_table
 from odb_sim.studies.cells import CellAnswer, split_failed
 from odb_sim.studies.runs import POLICIES, describe_shards
-from odb_sim.studies.sweep import build_points, estimate_answer, find_fastest, run_grid
+from odb_sim.studies.sweep import (
+    build_points,
+    describe_setting,
+    estimate_answer,
+    find_fastest,
+    list_sweep_cautions,
+    run_grid,
+)
 
 HELP: Final = "simulate a grid of settings"
 DESCRIPTION: Final = "Simulates every combination of the given values on the same samples, in parallel."
@@ -88,7 +94,7 @@ def run_command(options: argparse.Namespace) -> int:
         write_json(options.json, figures)
     if options.csv is not None:
         write_csv(options.csv, [list(figures[0]), *(entry.values() for entry in figures)])
-    best, _ = find_fastest(answers)
+    best, rates = find_fastest(answers)
     band = estimate_answer(study, best)
     sure = "" if band is None else describe_band(best.summary, band)
     if options.html is not None:
@@ -96,8 +102,9 @@ def run_command(options: argparse.Namespace) -> int:
         write_sweep_report(Path(options.html), title, study, answers, source=source, sure=sure)
     _print_answers(title, answers)
     if sure:
-        print(f"The fastest: {sure}")
-    print_cautions(summarize_cautions(caution for answer in answers for caution in answer.cautions))
+        by_rank = "" if rates == {one: one.rate for one in answers} else " by tokens a second and rank"
+        print(f"The fastest{by_rank} ({describe_setting(best)}): {sure}")
+    print_cautions(list_sweep_cautions(study, answers))
     return complain(failed, len(points))
 
 

@@ -19,8 +19,8 @@ from odb_sim.reports.tables import SWEEP, TUNE_NOTE, build_row, describe_beside,
 from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.comparison import REFERENCE, Compared
 from odb_sim.studies.fitted import fit_batches
-from odb_sim.studies.runs import Run, describe_window
-from odb_sim.studies.sweep import Study, find_fastest
+from odb_sim.studies.runs import Run
+from odb_sim.studies.sweep import Study, describe_setting, find_fastest, list_sweep_cautions
 from odb_sim.studies.tune import NAMES, Tuning
 
 Table = tuple[str, list[str], list[list[str]]]
@@ -151,10 +151,8 @@ def write_sweep_report(
         f"The fastest of {len(answers):,} settings trains on **{rates[best]:,.0f} tokens a second{' and rank' * has_worlds}**, "
         f"{rates[best] / max(1e-9, worst):.2f} times the slowest",
         band=sure,
-        lead=f"{best.point.policy} on {best.point.ranks:,} ranks, budget {best.summary.token_budget:,}"
-        + describe_window(best.summary)
-        + f", depth {best.point.depth_steps}. All settings were simulated on the same samples; times are simulated.",
-        cautions=summarize_cautions(caution for answer in answers for caution in answer.cautions),
+        lead=f"{describe_setting(best)}. All settings were simulated on the same samples; times are simulated.",
+        cautions=list_sweep_cautions(study, answers),
     )
     _add_sliders(page, answers, best, {})
     what = study.build_run(best.point)

@@ -16,7 +16,8 @@ import numpy as np
 from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.config import Terms
 from odb_ref.core.errors import InvariantError
-from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
+from odb_sim.engine.cautions import summarize_cautions
+from odb_sim.engine.updates import EVERY_STEP, TOLERATED, GlobalBatch
 from odb_sim.inputs.conditions import STEADY, Conditions
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.lengths import Lengths
@@ -24,7 +25,7 @@ from odb_sim.inputs.workload import Sharding, Workload, build_workload
 from odb_sim.studies.bands import Band, estimate, is_quick
 from odb_sim.studies.cells import Cell, CellAnswer, CellFailure, Point, Runner, compute_key
 from odb_sim.studies.fitted import describe_fit, fit_batches
-from odb_sim.studies.runs import Run, has_window, is_rule, run
+from odb_sim.studies.runs import Run, describe_window, has_window, is_rule, run
 
 _NO_LENGTHS: Final = Lengths("", np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
@@ -131,6 +132,25 @@ def find_fastest(answers: Sequence[CellAnswer]) -> tuple[CellAnswer, dict[CellAn
     has_worlds = len({answer.point.ranks for answer in answers}) > 1
     rates = {answer: answer.rate / (answer.point.ranks if has_worlds else 1) for answer in answers}
     return max(answers, key=rates.__getitem__), rates
+
+
+def describe_setting(answer: CellAnswer) -> str:
+    """Returns the setting of an answer as a phrase."""
+    point, summary = answer.point, answer.summary
+    said = f"{point.policy} on {point.ranks:,} ranks, budget {summary.token_budget:,}{describe_window(summary)}"
+    return said + ("" if summary.depth is None else f", depth {summary.depth}")
+
+
+def list_sweep_cautions(study: Study, answers: Sequence[CellAnswer]) -> list[str]:
+    """Returns the cautions of all settings, and one if their updates differ, because they then train differently."""
+    updates = [answer.summary.samples_per_update for answer in answers]
+    said = summarize_cautions(caution for answer in answers for caution in answer.cautions)
+    if study.global_batch.goal is None and max(updates) > TOLERATED * min(updates):
+        said.append(
+            f"every step is an update here, of {min(updates):,.0f} to {max(updates):,.0f} samples: with --global-batch N all "
+            "settings are judged with updates of N samples"
+        )
+    return said
 
 
 def estimate_answer(study: Study, answer: CellAnswer) -> Band | None:
