@@ -174,7 +174,7 @@ def test_throughputs_that_others_published_are_met(
     found, strategy = load_model(model), load_strategy("fsdp")
     job = TrainingJob(model=found, strategy=strategy, gpus=gpus, recomputes=again, constants=constants)
     row = {"accumulation": "1", "batch": str(rows), "length": str(length)}
-    assert rows * length / predict(job, row, job.values) == pytest.approx(measured, rel=0.2)
+    assert rows * length / predict(job, row, job.values) == pytest.approx(measured, rel=0.18)
 
 
 def test_computing_again_takes_longer_and_holds_more() -> None:
