@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from tests.torch.models import (
     check_gradient,
     check_updates,
     compute_loss,
+    compute_union_gradient,
     get_gradient,
     list_updates,
     make_model,
@@ -234,6 +236,20 @@ def test_parameters_that_one_rank_uses_are_averaged_and_others_left_alone() -> N
     assert gradients == [[0.5] * 3, [1.0] * 3, None, [1.5] * 2]
     assert budgets == [budget] and budget > 0
     assert second == (gradients, [], None)
+
+
+def train_apart(rank: int) -> list[Update]:
+    """Trains a job of its own, beside that of the other rank."""
+    own = [dist.new_group([each]) for each in range(2)][rank]
+    guard = StepGuard(DistributedDataParallel(model := make_model(), process_group=own), compute_loss)
+    options = OPTIONS | {"update_samples": 5, "process_group": own, "is_apart": True, "name": str(rank)}
+    with make_loader(Numbers(10 * rank, 10), **options) as loader:
+        return list_updates(loader, guard.backward, partial(get_gradient, model))
+
+
+def test_gradients_are_averaged_over_the_group_of_the_model() -> None:
+    for numbers, gradient in chain.from_iterable(get_values(run_ranks(2, train_apart))):
+        check_gradient(gradient, compute_union_gradient(numbers))
 
 
 def train_with_less(rank: int) -> Any:

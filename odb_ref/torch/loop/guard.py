@@ -88,8 +88,11 @@ class UpdateGuard(Generic[Batch]):
         self.token_budget: int | None = None
         """A budget that would have avoided all failures on this rank so far, or None without any."""
         check_model(model)
-        # Under DDP's own forward, its backward pass would average gradients during the pass.
-        self._model = model.module if isinstance(model, DistributedDataParallel) else model
+        if isinstance(model, DistributedDataParallel):
+            group = model.process_group if group is None else group
+            # Under DDP's own forward, its backward pass would average gradients during the pass.
+            model = model.module
+        self._model = model
         # All parameters: those that do not train now may do so later.
         self._parameters = list(model.parameters())
         self._example = next(parameter for parameter in self._parameters if parameter.requires_grad)
@@ -340,7 +343,8 @@ class StepGuard(UpdateGuard[Batch]):
     a `MemoryFit`. ``split(batch, samples)`` halves a batch (default: along the first dimension). ``count(batch)`` returns the
     number of units that its loss averages over (default: the supervised tokens, by its labels; with ``Loss(scaling="samples")``
     its samples). For preference pairs pass `split_pairs` and `count_pairs`. Both are tried on the first batch with each set of
-    fields. A layer that mixes samples, such as batch normalisation, sees smaller batches after a split; dropout draws again.
+    fields. Gradients are averaged over ``group`` (default: that of DDP; otherwise all ranks of the job). A layer that mixes
+    samples, such as batch normalisation, sees smaller batches after a split; dropout draws again.
     ``lower_budget`` is called with each new `token_budget`; ``loader.accept_budget`` applies it on all ranks (R15).
     ``backward`` is for frameworks with their own backward function, such as Accelerate.
     """
