@@ -91,9 +91,7 @@ def rearrange_micro_batches(  # noqa: PLR0917 (as the original has them)
     except UsageError as error:
         text = str(error).replace(SAY_EMPTY, "").replace(SAY_ALONE, "")
         raise UsageError(text.replace(SAY_IDLE, _SAY_MASK)) from error
-    first = 0 if plan.spare is None else plan.spare - plan.spare % force_group_size
-    spare = [*range(first, first + force_group_size)]
-    indices = [[*own] or spare for own in plan.micro_batches]
+    indices = [[*(own or plan.spare)] for own in plan.micro_batches]
     return [_select(batch, own, is_idle=is_idle) for own, is_idle in zip(indices, plan.is_idle, strict=True)], indices
 
 

@@ -103,7 +103,7 @@ def plan_rank(
     least = own.terms.round_up(max(row[3] for row in messages))
     least_wait = compute_least_wait_of_ranks([row[5] for row in messages])
     return make_rank_plan(
-        own.samples,
+        (own.samples, own.division.units),
         list_indices(own.division.units, own.division.divide(count), own.terms.order),
         totals,
         make_report(own.terms, totals, (count, least), (None, least_wait)),

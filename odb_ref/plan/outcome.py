@@ -116,9 +116,9 @@ class RankPlan:
     micro_batches: tuple[Indices, ...]
     """For each micro-batch the indices of its samples, ascending. An idle one has none. Every rank has the same number."""
     totals: Totals
-    spare: int | None
-    """The index of a sample that an idle micro-batch can run again with weight 0: the shortest with supervised tokens, or the
-    shortest of all if none has any. None without samples, which only ``short="empty"`` allows."""
+    spare: Indices
+    """Samples that an idle micro-batch can run again with weight 0: the shortest with supervised tokens, or the shortest of all
+    if none has any; or all of a key if ``within="micro-batch"``. Empty without samples, which only ``short="empty"`` allows."""
     report: PlanReport
     samples: Samples
     """The samples to which the indices in ``micro_batches`` refer."""

@@ -58,16 +58,14 @@ def plan_all(
     own.check_count(len(rows[0]), [sum(map(len, row)) for row in rows])
     totals, sums = compute_totals(samples, size), samples.sum_by_key()
     report = _make_report(shares, rows, own, (totals, least, compute_least_wait(units, own, len(rows[0]), size)))
-    shortest = find_spare(samples, range(len(samples.lengths)))
+    shortest = find_spare(samples, units.members)
     plans = []
     for share, row in zip(shares, rows, strict=True):
-        batches = list_indices(share, row, own.order)
-        spare = find_spare(samples, chain.from_iterable(batches))
         plans.append(
             RankPlan(
-                micro_batches=batches,
+                micro_batches=list_indices(share, row, own.order),
                 totals=totals,
-                spare=shortest if spare is None else spare,
+                spare=find_spare(samples, [share.members[unit] for unit in chain.from_iterable(row)]) or shortest,
                 report=report,
                 samples=samples,
                 group_supervised=sums,
@@ -128,32 +126,41 @@ def plan_ranks(
     least_wait = compute_least_wait_of_ranks([sum_costs(units, own) for units in shares])
     report = _make_report(shares, rows, own, (totals, least, least_wait))
     plans = [
-        make_rank_plan(samples, list_indices(units, row, own.order), totals, report, by_key)
-        for (samples, units), row, by_key in zip(found, rows, sums, strict=True)
+        make_rank_plan(mine, list_indices(mine[1], row, own.order), totals, report, by_key)
+        for mine, row, by_key in zip(found, rows, sums, strict=True)
     ]
     return Plan(ranks=tuple(plans))
 
 
 def make_rank_plan(
-    samples: Samples, micro_batches: tuple[Indices, ...], totals: Totals, report: PlanReport, sums: Mapping[Key, int]
+    own: tuple[Samples, Units],
+    micro_batches: tuple[Indices, ...],
+    totals: Totals,
+    report: PlanReport,
+    sums: Mapping[Key, int],
 ) -> RankPlan:
-    """Returns the plan of a rank with its own ``samples``."""
+    """Returns the plan of a rank with its ``own`` samples and their units."""
+    samples, units = own
     return RankPlan(
         micro_batches=micro_batches,
         totals=totals,
-        spare=find_spare(samples, range(len(samples.lengths))),
+        spare=find_spare(samples, units.members),
         report=report,
         samples=samples,
         group_supervised=sums,
     )
 
 
-def find_spare(samples: Samples, indices: Iterable[int]) -> int | None:
-    """Returns the first of the shortest samples with supervised tokens, or of all if none has any; None without samples.
+def find_spare(samples: Samples, units: Iterable[Indices]) -> Indices:
+    """Returns the first of the shortest units with supervised tokens, or of all if none has any; nothing without units.
 
-    Supervised tokens matter because the mean over no token is NaN, and so is its product with a weight of 0.
+    Supervised tokens matter because the mean over no token is NaN, and so is its product with a weight of 0. Spec: R13.4.
     """
-    return min(indices, key=lambda index: (not samples.supervised[index], samples.lengths[index]), default=None)
+
+    def rank(unit: Indices) -> tuple[bool, int]:
+        return not any(samples.supervised[index] for index in unit), sum(samples.lengths[index] for index in unit)
+
+    return min(units, key=rank, default=())
 
 
 def list_indices(units: Units, row: Sequence[Batch], order: BatchOrder) -> tuple[Indices, ...]:

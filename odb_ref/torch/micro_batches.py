@@ -19,8 +19,8 @@ class MicroBatch:
     """One micro-batch of this rank."""
 
     indices: Indices
-    """Which of this rank's samples it holds. An idle one holds the shortest sample, to run again with weight 0, so that this
-    rank takes part in every collective. Empty if the rank has no sample, which only ``short="empty"`` allows."""
+    """Which of this rank's samples it holds. An idle one holds the rank's spare samples, to run again with weight 0, so that
+    this rank takes part in every collective. Empty if the rank has no sample, which only ``short="empty"`` allows."""
     is_idle: bool
     loss_scale: float
     """Multiply the micro-batch's loss, a mean over its supervised tokens, by this before ``backward``. Gradients averaged over
@@ -73,13 +73,12 @@ def plan_micro_batches(
     )
     weights = found.weights(mean)
     ranks = found.totals.ranks
-    spare = () if found.spare is None else (found.spare,)
     return tuple(
         MicroBatch(
-            indices=indices or spare,
+            indices=indices or found.spare,
             is_idle=not indices,
             loss_scale=scale,
-            token_weights=tuple(float(weight * ranks) for weight in own) if indices else (0.0,) * len(spare),
+            token_weights=tuple(float(weight * ranks) for weight in own) if indices else (0.0,) * len(found.spare),
         )
         for indices, own, scale in zip(found.micro_batches, weights.samples, weights.scales, strict=True)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from odb_ref.conformance.asking import Exchange
@@ -37,10 +37,10 @@ def plan_there(question: Mapping[str, Json], exchange: Exchange) -> Json:
 
 def say(plan: RankPlan, mean: str | None) -> dict[str, Json]:
     """Returns a rank's micro-batches, and everything reported about them."""
-    outputs: list[Sequence[int]] = [
-        batch or (() if plan.spare is None else (plan.spare,)) for batch in plan.micro_batches
-    ]
-    said: dict[str, Json] = {"plan": plan.micro_batches, "restored": plan.restore(outputs)}
+    said: dict[str, Json] = {
+        "plan": plan.micro_batches,
+        "restored": plan.restore([batch or plan.spare for batch in plan.micro_batches]),
+    }
     if mean is not None:
         weights = plan.weights(mean)
         said["weights"] = [[str(weight) for weight in batch] for batch in weights.samples]

@@ -65,7 +65,7 @@ def test_short_ranks_are_idle_or_refused(problem: Problem) -> None:
 def test_outputs_come_back_in_order(problem: Problem) -> None:
     """Spec: R13.1."""
     for rank in try_plan(problem).ranks:
-        outputs = [batch or (rank.spare,) for batch in rank.micro_batches]
+        outputs = [batch or rank.spare for batch in rank.micro_batches]
         assert rank.restore(outputs) == sorted(chain.from_iterable(rank.micro_batches))
 
 
@@ -88,18 +88,22 @@ def test_what_is_idle_has_something_to_run(problem: Problem) -> None:
     for rank, plan in enumerate(try_plan(problem).ranks):
         columns = get_columns(problem, None if problem.is_dealt else rank)
         lengths, supervised = columns["lengths"], columns.get("supervised") or columns["lengths"]
-        assert (plan.spare is None) == (not lengths)
-        if plan.spare is not None:
+        assert (plan.spare == ()) == (not lengths)
+        if plan.spare:
+            keys = columns["together"] if problem.terms.get("within", "micro-batch") == "micro-batch" else None
             held = [index for batch in plan.micro_batches for index in batch] or range(len(lengths))
-            held = [index for index in held if supervised[index]] or held
-            assert plan.spare in held
-            assert lengths[plan.spare] == min(lengths[index] for index in held)
+            units = [{index for index in held if index == one or (keys and keys[index] == keys[one])} for one in held]
+            units = [unit for unit in units if any(supervised[index] for index in unit)] or units
+            assert {*plan.spare} in units
+            assert sum(lengths[index] for index in plan.spare) == min(
+                sum(map(lengths.__getitem__, unit)) for unit in units
+            )
 
 
 def test_what_an_idle_micro_batch_runs_has_a_loss_where_any_sample_has() -> None:
     """The mean over no token is NaN, and so is its product with a weight of 0."""
     plan = plan_ranks([[50, 50, 50], [3, 20, 10]], budget=50, supervised=[[49] * 3, [0, 19, 9]])
-    assert plan.ranks[1].spare == 2
+    assert plan.ranks[1].spare == (2,)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -112,7 +116,7 @@ def test_no_samples_at_all(ranks: int) -> None:
     terms["short"] = "empty"
     for plan in (plan_all([], ranks=ranks, **terms), plan_ranks([[]] * ranks, **terms)):
         assert [rank.micro_batches for rank in plan.ranks] == [((), ())] * ranks
-        assert plan.ranks[0].spare is None
+        assert plan.ranks[0].spare == ()
         assert plan.report.wait == 1
 
 
