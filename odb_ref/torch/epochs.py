@@ -19,6 +19,7 @@ from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.events import BudgetAccepted
 from odb_ref.core.offer import NONE
 from odb_ref.core.resume import RoundStart
+from odb_ref.core.types import Mode
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.epoch.delivery import Delivery
 from odb_ref.torch.epoch.driver import EpochDriver
@@ -98,7 +99,7 @@ class Epochs(Generic[Batch]):
 
     def __len__(self) -> int:
         if self.has_updates_per_epoch:
-            return self._order.count_updates()
+            return self.updates_per_epoch
         if (bound := self._compute_bound()) is not None:
             return bound
         if self.update_samples is None:
@@ -131,7 +132,8 @@ class Epochs(Generic[Batch]):
             raise UsageError(
                 "updates_per_epoch needs update_samples, and one order for all ranks (shard='auto' or 'shared')"
             )
-        return self._order.count_updates()
+        is_quota = self._config.mode is Mode.QUOTA  # then an update begins only if every rank has a sample for it
+        return self._order.count_updates(self._ranks.find_rank_and_size()[1] if is_quota else 1)
 
     @property
     def batch_size(self) -> NoReturn:

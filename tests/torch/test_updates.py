@@ -178,6 +178,17 @@ def test_the_last_update_may_be_dropped() -> None:
         assert join(results) == list_expected()[:-1]
 
 
+def test_a_last_update_for_which_a_rank_has_nothing_is_not_counted_in_quota_mode() -> None:
+    """Spec: R16.7."""
+
+    def count_updates(rank: int, samples: int) -> tuple[int, int]:
+        with make_updates(WHOLE, sampler=range(samples), shuffle=False, mode="quota") as loader:
+            return len(loader), len({info.update for _, info in loader.steps()})
+
+    results = run_each(2, count_updates, [(UPDATE,), (UPDATE + 1,), (UPDATE + 2,)])
+    assert [get_values(own) for own in results] == [[(1, 1)] * 2, [(1, 1)] * 2, [(2, 2)] * 2]
+
+
 def test_a_sample_set_aside_leaves_its_update_smaller() -> None:
     """No other sample is read in its place. Checks: UPDATE."""
     settings = {"on_bad_sample": "quarantine"}

@@ -106,10 +106,10 @@ class Order:
             is_near = isinstance(samples, int) and abs(samples - own) < max(self.update_samples or 1, ranks)
             sampler.samples = samples if is_near else own
 
-    def count_updates(self) -> int:
-        """Returns the number of updates in an epoch. Spec: R16.1."""
-        samples, size = self.count_samples(), self.update_samples or 1
-        return samples // size if self.drops_last else -(-samples // size)
+    def count_updates(self, least: int = 1) -> int:
+        """Returns the number of updates in an epoch, of which a last one has at least ``least`` samples. Spec: R16.1, R16.7."""
+        updates, left = divmod(self.count_samples(), self.update_samples or 1)
+        return updates + (left >= least and not self.drops_last)
 
     def compute_first_place(self, progress: EpochProgress, rank: int, world_size: int) -> int:
         """Returns the first place, in the order that the rank reads, of the update it begins with; 0 in the free mode.
