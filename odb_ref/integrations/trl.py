@@ -14,6 +14,7 @@ The Trainer's arguments are read by name; TRL is not imported:
 ``packing``                         refused: it fills rows before training; set ``padding_free`` alone instead
 ``max_length`` of a preference      a pair is as long as its collator makes it
 data set
+``completion_only_loss``            the labels that the masks of a data set choose are counted, as the collator makes them
 a vision data set                   its texts are made by the collator: ``length_fn`` and ``supervised_fn`` must be given
 ``loss_type``, ``rpo_alpha``        refused if a loss is not a mean over pairs, unless ``loss_scaling`` is given
 ==================================  ====================================================================================
@@ -65,6 +66,12 @@ def configure_trainer(
             "the collator of a vision data set makes its texts, so their tokens cannot be counted beforehand: pass "
             "batching=Batching(length_fn=), and loss=Loss(supervised_fn=) or Loss(scaling='samples')"
         )
+    if getattr(trainer.data_collator, "completion_only_loss", True) is False:
+        # The collator then labels prompts too, but the loader would count what this mask chooses.
+        for name in ("train_dataset", "eval_dataset"):
+            dataset = getattr(trainer, name)
+            if "completion_mask" in (getattr(dataset, "column_names", None) or ()):
+                setattr(trainer, name, dataset.remove_columns("completion_mask"))
     options: dict[str, object] = {}
     max_length: int | None = getattr(args, "max_length", None)
     multiple: int = getattr(trainer.data_collator, "pad_to_multiple_of", None) or 1

@@ -20,6 +20,7 @@ from transformers import BertConfig, BertForTokenClassification, LlamaForCausalL
 from odb_ref.integrations.hf import ODBOptions, enable
 from odb_ref.integrations.hf.data import PAIRS, predicts_first_label
 from odb_ref.integrations.hf.versions import SMOOTHER_COUNTS, counts_first_labels, passes_number
+from odb_ref.integrations.trl import configure_trainer
 from odb_ref.torch import Loss, UsageError
 from tests.integrations.arguments import PLAIN, make_arguments
 from tests.integrations.test_hf_updates import Texts, collate, make_model
@@ -100,6 +101,41 @@ def test_a_routers_loss_is_said_to_depend_on_the_micro_batches(
     _, said = train(tmp_path, ODBOptions(token_budget=80), model, kind, gradient_accumulation_steps=steps)
     assert "it depends on how an update is divided" in said
     assert ("raise router_aux_loss_coef" in said) is is_less
+
+
+class Labelling:
+    """Makes labels as TRL's collator does, by the mask or not."""
+
+    def __init__(self, completion_only_loss: bool) -> None:
+        self.completion_only_loss = completion_only_loss
+
+    def __call__(self, samples: list[Any]) -> Any:
+        rows = []
+        for sample in samples:
+            ids: list[int] = sample["input_ids"]
+            kept = sample["completion_mask"] if self.completion_only_loss else [1] * len(ids)
+            labels = [token if is_kept else -100 for token, is_kept in zip(ids, kept, strict=True)]
+            rows.append({"input_ids": ids, "labels": labels})
+        return collate(rows)
+
+
+@pytest.mark.parametrize("is_only", [True, False])
+def test_a_mask_chooses_labels_if_the_collator_of_trl_follows_it(tmp_path: Path, is_only: bool) -> None:
+    """Checks: WEIGHT. The job used to fail if it does."""
+    texts = [Texts(COUNT)[number]["input_ids"] for number in range(COUNT)]
+    rows = [{"input_ids": ids, "completion_mask": [0, 0, *[1] * (len(ids) - 2)]} for ids in texts]
+    data = pytest.importorskip("datasets").Dataset.from_list(rows)
+    kind = type("SFTTrainer", (OfTrl,), {"__module__": OfTrl.__module__})
+    settings = PLAIN | {"max_steps": 1, "logging_steps": 1, "gradient_accumulation_steps": 3}
+    losses = []
+    for is_ours in (False, True):
+        args = make_arguments(tmp_path, per_device_train_batch_size=4, remove_unused_columns=False, **settings)
+        trainer: Any = kind(make_model(), args, train_dataset=data, data_collator=Labelling(is_only))
+        if is_ours:
+            configure_trainer(trainer, token_budget=80)
+        trainer.train()
+        losses.append(trainer.state.log_history[0]["loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 
 class Unpassed(Trainer):  # type: ignore[misc]

@@ -317,6 +317,24 @@ def test_a_mask_that_leaves_out_tokens_and_makes_no_labels_is_not_passed_over(na
     check_fails(make_loader(make_masked(name, 0), collate_fn=stack), said)
 
 
+def choose_labels(samples: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
+    """Makes labels by masks, as TRL's collator does."""
+    ids = torch.stack([sample["input_ids"] for sample in samples])
+    kept = [torch.tensor([sample[name] for sample in samples]).bool() for name in names]
+    return {"input_ids": ids, "labels": ids.where(torch.stack(kept).all(0), -100)}
+
+
+def test_labels_that_a_collate_fn_makes_by_masks_are_counted() -> None:
+    """Checks: WEIGHT."""
+    masks = {"completion_mask": [1, 1, 1, 0], "assistant_masks": [1, 0, 1, 1]}
+    data = [{"input_ids": torch.arange(1, 5)} | masks for _ in range(COUNT)]
+    for shift, each in ((True, 1), (False, 2)):
+        loader = make_loader(data, collate_fn=partial(choose_labels, names=[*masks]), causal_shift=shift)
+        assert sum(info.local_supervised for _, info in loader.steps()) == each * COUNT
+    said = "labels others than their completion_mask and assistant_masks choose"
+    check_fails(make_loader(data, collate_fn=partial(choose_labels, names=["assistant_masks"])), said)
+
+
 def test_a_collate_fn_that_leaves_samples_out_is_warned_of() -> None:
     def leave_out(samples: list[dict[str, Any]]) -> dict[str, Any]:
         kept = samples[:-1] if len(samples) > 2 else samples

@@ -34,9 +34,10 @@ _ADVICE = (
     "pad on the right, or set that label to -100 when samples are read"
 )
 _MASKED = (
-    "collate_fn masks tokens of samples without labels (at random, or because padding equals a real token), or pads on the "
-    "left, so that the first label of a row counts. This cannot be counted in advance: pass Loss(scaling='samples'), mask when "
-    "samples are read, or pad on the right"
+    "collate_fn masks tokens of samples without labels (at random, or because padding equals a real token), labels others than "
+    "their completion_mask and assistant_masks choose, or pads on the left, so that the first label of a row counts. This "
+    "cannot be counted in advance: pass Loss(scaling='samples'), mask when samples are read, leave out masks that choose no "
+    "labels, or pad on the right"
 )
 _DROPPED = (
     "the samples have labels, and the batches that collate_fn makes do not: weights are exact only if the loss is that of "
@@ -183,8 +184,8 @@ def _check_masks(masks: Mapping[str, Sequence[object]]) -> None:
     for name, values in masks.items():
         if any(map(_leaves_out, values)):
             raise LabelError(
-                f"the {name} of some samples leaves out tokens, and neither samples nor their batch have labels: all tokens "
-                f"were counted. Pass {COUNTING}, or Loss(scaling='samples')"
+                f"the {name} of some samples leaves out tokens, and neither samples nor their batch have labels that say "
+                f"whether these carry loss. Pass {COUNTING}, or Loss(scaling='samples')"
             )
 
 

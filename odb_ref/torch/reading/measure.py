@@ -8,10 +8,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from odb_ref.torch.reading.costs import Resources
 from odb_ref.torch.reading.serialization import count_bytes, pack
 from odb_ref.torch.reading.tasks import (
+    CHOOSING,
     COUNTING,
     IGNORE_INDEX,
     LABELS,
@@ -74,7 +76,7 @@ class SupervisedCounter:
     label or a pair (`odb_ref.torch.reading.tasks`).
 
     A causal language model predicts token i+1 at token i, so with ``is_shifted`` the first label carries no loss. Without
-    labels every token counts. Spec: R1.1.
+    labels those tokens count that a ``completion_mask`` and ``assistant_masks`` choose, or all. Spec: R1.1.
     """
 
     length_fn: LengthFn
@@ -95,6 +97,8 @@ class SupervisedCounter:
             has_ids = get_field(sample, "input_ids") is not None
             if self.is_checked:
                 _check_fields(sample, has_ids=has_ids)
+            if (chosen := _find_chosen(sample)) is not None:
+                return int(np.count_nonzero(chosen[int(self.is_shifted) :]))
             # A length_fn may return the length that a collator pads the sample to.
             length = get_length(sample) if has_ids else self.length_fn(sample)
             return max(0, length - int(self.is_shifted))
@@ -149,6 +153,16 @@ def _check_fields(sample: object, *, has_ids: bool) -> None:
     )
 
 
+def _find_chosen(sample: object) -> NDArray[np.bool_] | None:
+    """Returns for each token whether all masks that choose the labels choose it, or None without such masks."""
+    ids = get_field(sample, "input_ids")
+    masks = [to_array(mask) for name in CHOOSING if (mask := get_field(sample, name)) is not None]
+    if not masks or any(mask.shape != (count_row(ids),) for mask in masks):
+        return None
+    chosen: NDArray[np.bool_] = np.logical_and.reduce(masks)
+    return chosen
+
+
 def _check_masks(sample: object, labels: object) -> None:
     """Refuses a sample whose mask leaves out tokens with labels, because the loss may use either."""
     for name in _ZERO_ONE:
@@ -198,7 +212,7 @@ def measure_row(sample: object, is_shifted: bool) -> tuple[int, int] | None:
     if not length or not _UNUSUAL.isdisjoint(sample):
         return None
     if labels is None:
-        return length, length - is_shifted
+        return None if any(name in sample for name in CHOOSING) else (length, length - is_shifted)
     if type(labels) is not type(ids) or count_row(labels) != length:
         return None
     if isinstance(labels, list):
