@@ -7,6 +7,7 @@ waiting.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, SupportsIndex, TypeAlias, Unpack
@@ -143,9 +144,9 @@ def _make_fingerprint(sums: Mapping[Key, int]) -> int:
 
 def _read_messages(given: Sequence[Sequence[int]], own: Sequence[int]) -> list[list[int]]:
     try:
-        messages = [[*row] for row in given]
+        messages = [[*map(operator.index, row)] for row in given]  # numbers of a library would overflow in weights
     except TypeError:
-        messages = []  # no list of lists
+        messages = []  # no list of lists of integers
     if own not in messages:
         raise PeerError(
             "the exchange did not give back what this rank gave: it must return the message of each rank, by rank"

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -194,6 +196,16 @@ def test_an_exchange_that_is_none_is_named(answer: Any, message: str) -> None:
     """Spec: R13.11."""
     with pytest.raises(PeerError, match=message):
         plan_rank([5], budget=60, exchange=answer)
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_an_exchange_may_give_back_integers_of_any_library(kind: Any) -> None:
+    """Spec: R13.9. Weights are fractions, with numbers beyond 64 bits."""
+    terms: Any = {"budget": 200_000, "together": [index % 100 for index in range(200)], "within": "rank"}
+    expected = plan_rank(LENGTHS, **terms)
+    plan = plan_rank(LENGTHS, **terms, exchange=lambda own: kind([own]))
+    assert plan == expected
+    assert plan.weights("group-mean") == expected.weights("group-mean")
 
 
 SCRIPT = """
