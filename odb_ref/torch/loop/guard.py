@@ -8,7 +8,7 @@ travel during the backward pass, as they do with DDP.
 
 **A sharded model** (FSDP). The forward pass contains collectives, and a rank that fails between two of them cannot be helped.
 So each rank tries beforehand: it allocates the memory that its batch will take according to a `MemoryFit`, and halves the batch
-until that succeeds. Then all ranks run the number of passes that the neediest rank requires.
+until that succeeds. Then all ranks cut what is as large as what did not fit on any of them, and run the same number of passes.
 
 A sample that does not fit alone fails the step on every rank; it is never dropped silently. Spec: R4.5. Preserves: WEIGHT.
 
@@ -45,6 +45,9 @@ _LOG: Final = logging.getLogger("odb_ref")
 
 SHRINK: Final = 0.9
 """The factor between the smallest batch that did not fit and the budget that `UpdateGuard.token_budget` proposes."""
+
+_UNBOUNDED: Final = 2**62
+"""More tokens than any batch has."""
 
 Piece = tuple[Batch, StepInfo]
 """A batch of the update, or a part of one after a split. Its `StepInfo` then has the part's samples, supervised and padded
@@ -193,20 +196,37 @@ class UpdateGuard(Generic[Batch]):
     # A sharded model -----------------------------------------------------------------------------------------------------
 
     def _run_together(self, piece: Piece[Batch]) -> None:
-        """Runs a batch in the number of pieces that the neediest rank requires. Others repeat their last with weight 0."""
-        pieces, failure = [piece], None
+        """Runs a batch in pieces that fit on every rank. A rank with fewer of them repeats its last with weight 0.
+
+        All cut by what does not fit on any of them, because model-parallel peers must make the same pieces of their batch.
+        """
+        pieces, lowest, failure = [piece], _UNBOUNDED, None
         try:
             self._try_halves(piece)
             while (number := next((n for n, item in enumerate(pieces) if not self._has_room(item)), None)) is not None:
+                lowest = min(lowest, pieces[number][1].padded_tokens)
                 pieces[number : number + 1] = self._halve(pieces[number], "its memory cannot be allocated")
         except Exception as error:
             failure = error
-        (needed,) = self._exchange([len(pieces)], failure)
+        (least,) = self._exchange([-lowest], failure)
+        needed = 1
+        if least > -_UNBOUNDED:
+            try:
+                pieces = self._cut_below(piece, -least)
+            except Exception as error:
+                failure = error
+            (needed,) = self._exchange([len(pieces)], failure)
         batch, info = pieces[-1]
         pieces += [(batch, replace(info, loss_scale=0.0, local_supervised=0))] * (needed - len(pieces))
         self._pieces += pieces
         for item in pieces:
             self._losses.append(self._run_piece(*item))
+
+    def _cut_below(self, piece: Piece[Batch], tokens: int) -> list[Piece[Batch]]:
+        """Returns a batch in pieces of fewer tokens than this, as far as its samples allow."""
+        if piece[1].padded_tokens < tokens or piece[1].local_samples < 2:
+            return [piece]
+        return [part for half in self._cut(piece) for part in self._cut_below(half, tokens)]
 
     def _has_room(self, piece: Piece[Batch]) -> bool:
         if self._memory is None:
