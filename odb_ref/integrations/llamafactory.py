@@ -105,7 +105,8 @@ def make_settings(stage: str, args: Mapping[str, object], own: Mapping[str, obje
         raise UsageError(f"odb_layout: {own['layout']}: the collators of LLaMA-Factory pad: leave it out")
     if stage not in _TRAINERS:
         raise UsageError(f"stage {stage!r} is not supported: use one of {', '.join(_TRAINERS)}")
-    if args.get("neat_packing") or args.get("packing", stage == "pt"):
+    packing = args.get("packing")
+    if args.get("neat_packing") or (stage == "pt" if packing is None else packing):
         raise UsageError(
             "packing fills rows before training: set packing: false, and the loader fills batches with whole samples"
         )

@@ -32,6 +32,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("sft", {}, {"zzz": 9}, "odb_zzz is not a setting$"),
     ("sft", {}, {"update_samples": "all"}, "update_samples must be a number"),
     ("pt", {}, {}, "set packing: false"),
+    ("pt", {"packing": None}, {}, "set packing: false"),
 ]
 
 

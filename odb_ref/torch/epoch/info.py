@@ -82,7 +82,8 @@ class StepInfo:
         """Returns the loss times ``loss_scale``, for ``backward``. Without a mean in the batch it is zero, still in the graph.
 
         A batch has no mean if it holds no supervised token: an idle step, or prompts only. With ``logits``, or any other output
-        of the model, a zero weight takes the loss out of the graph, so that its own gradient does not matter. Spec: R4.5.
+        of the model, a zero weight takes the loss out of the graph, so that its own gradient does not matter. The output must
+        depend on all parameters that the loss does, or DDP needs ``find_unused_parameters``. Spec: R4.5.
         Preserves: WEIGHT.
         """
         if not self.local_supervised:

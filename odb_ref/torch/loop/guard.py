@@ -360,11 +360,12 @@ class StepGuard(UpdateGuard[Batch]):
                 optimizer.step()                        # gradients are averaged over ranks, and begin anew by themselves
 
     ``model`` is whole on each rank, in `DistributedDataParallel` or not, or sharded by FSDP. If it is sharded, pass ``memory``,
-    a `MemoryFit`. ``split(batch, samples)`` halves a batch (default: along the first dimension). ``count(batch)`` returns the
-    number of units that its loss averages over (default: the supervised tokens, by its labels; with ``Loss(scaling="samples")``
-    its samples). For preference pairs pass `split_pairs` and `count_pairs`. Both are tried on the first batch with each set of
-    fields. Gradients are averaged over ``group`` (default: that of DDP; otherwise all ranks of the job). A layer that mixes
-    samples, such as batch normalisation, sees smaller batches after a split; dropout draws again.
+    a `MemoryFit`. ``split(batch, samples)`` returns a batch's first ``(samples + 1) // 2`` samples, and the others (default:
+    along the first dimension). ``count(batch)`` returns the number of units that its loss averages over (default: the
+    supervised tokens, by its labels; with ``Loss(scaling="samples")`` its samples). For preference pairs pass `split_pairs` and
+    `count_pairs`. Both are tried on the first batch with each set of fields. Gradients are averaged over ``group`` (default:
+    that of DDP; otherwise all ranks of the job). A layer that mixes samples, such as batch normalisation, sees smaller batches
+    after a split; dropout draws again.
     ``lower_budget`` is called with each new `token_budget`; ``loader.accept_budget`` applies it on all ranks (R15).
     ``backward`` is for frameworks with their own backward function, such as Accelerate.
     """
