@@ -12,8 +12,7 @@ The Trainer's arguments are read by name; TRL is not imported:
 ``per_device_train_batch_size``     times ``max_length`` (twice that for pairs): the token budget, if none is given
 ``padding_free``                    ``layout="packed"``: rows are filled here, and no sample is cut or dropped
 ``packing``                         refused: it fills rows before training; set ``padding_free`` alone instead
-``max_length`` of a preference      a pair is as long as its collator makes it
-data set
+``max_length``                      a pair is as long as its collator makes it; before TRL 1.8 other data sets are cut here
 ``completion_only_loss``            the labels that the masks of a data set choose are counted, as the collator makes them
 a vision data set                   its texts are made by the collator: ``length_fn`` and ``supervised_fn`` must be given
 ``loss_type``, ``rpo_alpha``        refused if a loss is not a mean over pairs, unless ``loss_scaling`` is given
@@ -29,7 +28,9 @@ from odb_ref.extras import require
 
 require(__name__, "transformers", extra="trl")
 
-from typing import Final, Unpack
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final, Protocol, Unpack, runtime_checkable
 
 from transformers import Trainer
 
@@ -39,6 +40,8 @@ from odb_ref.integrations.hf.options import ODBOptions, TrainerArguments
 from odb_ref.torch import UsageError
 from odb_ref.torch.settings import check_spelling, spread
 
+_MASK: Final = "completion_mask"
+_CUT: Final = ("input_ids", "labels", _MASK, "assistant_masks")
 _TRAINERS: Final = ("SFTTrainer", "DPOTrainer", "RewardTrainer")
 
 
@@ -66,16 +69,12 @@ def configure_trainer(
             "the collator of a vision data set makes its texts, so their tokens cannot be counted beforehand: pass "
             "batching=Batching(length_fn=), and loss=Loss(supervised_fn=) or Loss(scaling='samples')"
         )
-    if getattr(trainer.data_collator, "completion_only_loss", True) is False:
-        # The collator then labels prompts too, but the loader would count what this mask chooses.
-        for name in ("train_dataset", "eval_dataset"):
-            dataset = getattr(trainer, name)
-            if "completion_mask" in (getattr(dataset, "column_names", None) or ()):
-                setattr(trainer, name, dataset.remove_columns("completion_mask"))
     options: dict[str, object] = {}
     max_length: int | None = getattr(args, "max_length", None)
     multiple: int = getattr(trainer.data_collator, "pad_to_multiple_of", None) or 1
     is_paired = has_pairs(trainer.train_dataset)
+    if not is_paired and not getattr(trainer, "_is_vision_dataset", False):
+        _prepare(trainer)
     if getattr(trainer, "padding_free", False):
         options["layout"] = "packed"
     elif is_paired:
@@ -85,6 +84,41 @@ def configure_trainer(
             raise UsageError("max_length=None gives no bound to compute a token budget from: pass token_budget=")
         token_budget = args.per_device_train_batch_size * max_length * (2 if is_paired else 1)
     return enable(trainer, ODBOptions.from_settings({"token_budget": token_budget} | options | told))
+
+
+@runtime_checkable
+class _Table(Protocol):
+    """A data set of `datasets`."""
+
+    column_names: list[str] | None
+
+    def map(self, change: Callable[[Mapping[str, list[list[int]]]], object], *, batched: bool) -> _Table: ...
+
+    def remove_columns(self, name: str) -> _Table: ...
+
+
+def _prepare(trainer: Trainer) -> None:
+    """Changes the data sets as TRL's collator changes each batch in versions before 1.8: the loader counts what it reads."""
+    collator = trainer.data_collator
+    most: int | None = getattr(collator, "max_length", None)
+    is_mask_unused = getattr(collator, "completion_only_loss", True) is False
+
+    def prepare(dataset: object) -> object:
+        if not isinstance(dataset, _Table):
+            return dataset
+        if most is not None:
+            kept = slice(-most, None) if getattr(collator, "truncation_mode", "") == "keep_end" else slice(most)
+            dataset = dataset.map(partial(_cut, kept), batched=True)
+        return dataset.remove_columns(_MASK) if is_mask_unused and _MASK in (dataset.column_names or ()) else dataset
+
+    for name in ("train_dataset", "eval_dataset"):
+        given = getattr(trainer, name)
+        parts = {key: prepare(part) for key, part in given.items()} if isinstance(given, dict) else prepare(given)
+        setattr(trainer, name, parts)
+
+
+def _cut(kept: slice[int | None, int | None, None], rows: Mapping[str, list[list[int]]]) -> dict[str, list[list[int]]]:
+    return {name: [row[kept] for row in rows[name]] for name in _CUT if name in rows}
 
 
 def _check_trainer(trainer: Trainer) -> None:

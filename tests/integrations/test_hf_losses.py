@@ -104,23 +104,28 @@ def test_a_routers_loss_is_said_to_depend_on_the_micro_batches(
 
 
 class Labelling:
-    """Makes labels as TRL's collator does, by the mask or not."""
+    """Makes labels as TRL's collator did before 1.8, by the mask or not, and cuts rows."""
 
-    def __init__(self, completion_only_loss: bool) -> None:
+    max_length = 7
+
+    def __init__(self, completion_only_loss: bool, truncation_mode: str) -> None:
         self.completion_only_loss = completion_only_loss
+        self.truncation_mode = truncation_mode
 
     def __call__(self, samples: list[Any]) -> Any:
         rows = []
+        part = slice(self.max_length) if self.truncation_mode == "keep_start" else slice(-self.max_length, None)
         for sample in samples:
-            ids: list[int] = sample["input_ids"]
-            kept = sample["completion_mask"] if self.completion_only_loss else [1] * len(ids)
+            ids: list[int] = sample["input_ids"][part]
+            kept = sample["completion_mask"][part] if self.completion_only_loss else [1] * len(ids)
             labels = [token if is_kept else -100 for token, is_kept in zip(ids, kept, strict=True)]
             rows.append({"input_ids": ids, "labels": labels})
         return collate(rows)
 
 
+@pytest.mark.parametrize("end", ["keep_start", "keep_end"])
 @pytest.mark.parametrize("is_only", [True, False])
-def test_a_mask_chooses_labels_if_the_collator_of_trl_follows_it(tmp_path: Path, is_only: bool) -> None:
+def test_a_mask_chooses_labels_if_the_collator_of_trl_follows_it(tmp_path: Path, is_only: bool, end: str) -> None:
     """Checks: WEIGHT. The job used to fail if it does."""
     texts = [Texts(COUNT)[number]["input_ids"] for number in range(COUNT)]
     rows = [{"input_ids": ids, "completion_mask": [0, 0, *[1] * (len(ids) - 2)]} for ids in texts]
@@ -130,7 +135,7 @@ def test_a_mask_chooses_labels_if_the_collator_of_trl_follows_it(tmp_path: Path,
     losses = []
     for is_ours in (False, True):
         args = make_arguments(tmp_path, per_device_train_batch_size=4, remove_unused_columns=False, **settings)
-        trainer: Any = kind(make_model(), args, train_dataset=data, data_collator=Labelling(is_only))
+        trainer: Any = kind(make_model(), args, train_dataset=data, data_collator=Labelling(is_only, end))
         if is_ours:
             configure_trainer(trainer, token_budget=80)
         trainer.train()

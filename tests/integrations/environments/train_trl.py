@@ -45,6 +45,23 @@ def make_texts() -> Any:
     return Dataset.from_list(rows)
 
 
+def make_prompts() -> Any:
+    """Returns texts whose labels TRL's own preparation, or its collator, chooses by a mask of the completion."""
+    rows = [{name: row[name] for name in ("prompt", "chosen")} for row in make_pairs()]
+    return Dataset.from_list(rows).rename_column("chosen", "completion")
+
+
+def make_turns() -> Any:
+    """Returns conversations whose labels a mask of the assistant's turns chooses."""
+    roles = ("user", "assistant", "user", "assistant")
+    return Dataset.from_list(
+        [
+            {"messages": [{"role": role, "content": row[name]} for role, name in zip(roles, PARTS, strict=True)]}
+            for row in make_pairs()
+        ]
+    )
+
+
 def make_pairs(count: int = tiny.COUNT) -> Any:
     rows = []
     for number in range(count):
@@ -86,6 +103,11 @@ def resume(make: Any, folder: Path, key: str, **options: Any) -> dict[str, Any]:
     return resuming.go_on(train)
 
 
+PARTS = ("prompt", "chosen", "prompt", "rejected")
+TEMPLATE = (  # a mask of the assistant begins with a token, not with a space
+    "{% for message in messages %} {% if message.role == 'assistant' %}{% generation %}{{ message.content.strip() }}"
+    "{% endgeneration %}{% else %}{{ message.content.strip() }}{% endif %}{% endfor %}"
+)
 LOGGED = ("loss", "grad_norm", "learning_rate", "epoch", "step", "num_tokens", "train_loss")
 """The logged values that concern updates. TRL's metrics are means over micro-batches, which differ here."""
 
@@ -150,12 +172,12 @@ COMMON: dict[str, Any] = {
 }
 
 
-def make_sft(folder: Path, *, steps: int = 1, **settings: Any) -> Any:
-    texts = make_texts()
+def make_sft(folder: Path, *, steps: int = 1, texts: Any = None, **settings: Any) -> Any:
+    texts = make_texts() if texts is None else texts
     args = SFTConfig(output_dir=str(folder), gradient_accumulation_steps=steps, **(COMMON | settings))
-    return SFTTrainer(
-        make_model(), args, train_dataset=texts, eval_dataset=texts, processing_class=tiny.make_tokenizer()
-    )
+    tokenizer = tiny.make_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return SFTTrainer(make_model(), args, train_dataset=texts, eval_dataset=texts, processing_class=tokenizer)
 
 
 def make_dpo(folder: Path, *, count: int = tiny.COUNT, **settings: Any) -> Any:
@@ -239,7 +261,13 @@ def compare_all(folder: Path) -> dict[str, Any]:
     settings = {"num_train_epochs": 2, "learning_rate": 0.05, "lr_scheduler_type": "linear"}
     packed = {"steps": 2, "max_length": None, "padding_free": True}
     windows = {"max_length": 20, "gradient_accumulation_steps": 2}
-    return {
+    masked = {"steps": 2, "max_length": 16, **settings}  # which cuts some
+    kinds = {
+        "prompts": {"texts": make_prompts()},
+        "prompts that count": {"texts": make_prompts(), "completion_only_loss": False},
+        "turns": {"texts": make_turns(), "assistant_only_loss": True},
+    }
+    return {kind: compare_plain(partial(make_sft, folder, **masked, **options)) for kind, options in kinds.items()} | {
         "sft": compare_plain(lambda: make_sft(folder, steps=2, max_length=20, **settings)),
         "padding_free": compare_plain(lambda: make_sft(folder, **packed, **settings), token_budget=60),
         "reward": compare_plain(lambda: make_reward(folder, **settings), token_budget=160),
