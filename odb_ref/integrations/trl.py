@@ -86,30 +86,29 @@ def configure_trainer(
     return enable(trainer, ODBOptions.from_settings({"token_budget": token_budget} | options | told))
 
 
+Rows = Mapping[str, list[list[int]]]
+
+
 @runtime_checkable
 class _Table(Protocol):
     """A data set of `datasets`."""
 
-    column_names: list[str] | None
-
-    def map(self, change: Callable[[Mapping[str, list[list[int]]]], object], *, batched: bool) -> _Table: ...
-
-    def remove_columns(self, name: str) -> _Table: ...
+    def map(self, change: Callable[[Rows], object], *, batched: bool) -> object: ...
 
 
 def _prepare(trainer: Trainer) -> None:
     """Changes the data sets as TRL's collator changes each batch in versions before 1.8: the loader counts what it reads."""
     collator = trainer.data_collator
     most: int | None = getattr(collator, "max_length", None)
-    is_mask_unused = getattr(collator, "completion_only_loss", True) is False
+    is_mask_used: bool = getattr(collator, "completion_only_loss", True)
+    if most is None and is_mask_used:
+        return
+    is_end_kept = getattr(collator, "truncation_mode", "") == "keep_end"
+    kept = slice(-most, None) if most is not None and is_end_kept else slice(most)
+    change = partial(_change, kept, is_mask_used)
 
     def prepare(dataset: object) -> object:
-        if not isinstance(dataset, _Table):
-            return dataset
-        if most is not None:
-            kept = slice(-most, None) if getattr(collator, "truncation_mode", "") == "keep_end" else slice(most)
-            dataset = dataset.map(partial(_cut, kept), batched=True)
-        return dataset.remove_columns(_MASK) if is_mask_unused and _MASK in (dataset.column_names or ()) else dataset
+        return dataset.map(change, batched=True) if isinstance(dataset, _Table) else dataset
 
     for name in ("train_dataset", "eval_dataset"):
         given = getattr(trainer, name)
@@ -117,8 +116,11 @@ def _prepare(trainer: Trainer) -> None:
         setattr(trainer, name, parts)
 
 
-def _cut(kept: slice[int | None, int | None, None], rows: Mapping[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-    return {name: [row[kept] for row in rows[name]] for name in _CUT if name in rows}
+def _change(kept: slice[int | None, int | None, None], is_mask_used: bool, rows: Rows) -> Rows:
+    found = {name: [row[kept] for row in rows[name]] for name in _CUT if name in rows}
+    if _MASK in found and not is_mask_used:
+        found[_MASK] = [[1] * len(row) for row in found[_MASK]]
+    return found
 
 
 def _check_trainer(trainer: Trainer) -> None:
