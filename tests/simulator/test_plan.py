@@ -198,10 +198,8 @@ def test_what_was_timed_was_timed_as_the_run_is(lengths: Path, tmp_path: Path) -
 def test_a_loader_that_is_assumed_is_named_where_it_matters(
     lengths: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    costs, said = (
-        tmp_path / "costs.json",
-        "is waiting for data, by a loader that is assumed (4 workers, 0.001 s a sample",
-    )
+    costs = tmp_path / "costs.json"
+    said = "is waiting for data, by a loader that is assumed (4 workers, 0.001 s a sample"
     for gpu, loader, is_said in (
         (GpuCost(fixed_s=1.0), LoaderCost(), False),
         (GpuCost(fixed_s=0.0, per_token_s=1e-8), LoaderCost(), True),

@@ -39,6 +39,7 @@ _MASKS: Final = ("loss_mask", "response_mask", "target", "targets", "target_ids"
 _ZERO_ONE: Final = ("loss_mask", "response_mask", "target_mask")
 """The fields that mark each token by 0 or 1."""
 
+_CHOOSING: Final = frozenset(CHOOSING)
 _UNUSUAL: Final = frozenset((*LABELS, *_MASKS)) - {"labels"}
 
 
@@ -212,7 +213,7 @@ def measure_row(sample: object, is_shifted: bool) -> tuple[int, int] | None:
     if not length or not _UNUSUAL.isdisjoint(sample):
         return None
     if labels is None:
-        return None if any(name in sample for name in CHOOSING) else (length, length - is_shifted)
+        return (length, length - is_shifted) if _CHOOSING.isdisjoint(sample) else None
     if type(labels) is not type(ids) or count_row(labels) != length:
         return None
     if isinstance(labels, list):

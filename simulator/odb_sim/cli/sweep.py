@@ -36,6 +36,7 @@ from odb_sim.studies.sweep import (
     describe_setting,
     estimate_answer,
     find_fastest,
+    has_worlds,
     list_sweep_cautions,
     run_grid,
 )
@@ -94,7 +95,7 @@ def run_command(options: argparse.Namespace) -> int:
         write_json(options.json, figures)
     if options.csv is not None:
         write_csv(options.csv, [list(figures[0]), *(entry.values() for entry in figures)])
-    best, rates = find_fastest(answers)
+    best, _ = find_fastest(answers)
     band = estimate_answer(study, best)
     sure = "" if band is None else describe_band(best.summary, band)
     if options.html is not None:
@@ -102,7 +103,7 @@ def run_command(options: argparse.Namespace) -> int:
         write_sweep_report(Path(options.html), title, study, answers, source=source, sure=sure)
     _print_answers(title, answers)
     if sure:
-        by_rank = "" if rates == {one: one.rate for one in answers} else " by tokens a second and rank"
+        by_rank = " by tokens a second and rank" * has_worlds(answers)
         print(f"The fastest{by_rank} ({describe_setting(best)}): {sure}")
     print_cautions(list_sweep_cautions(study, answers))
     return complain(failed, len(points))

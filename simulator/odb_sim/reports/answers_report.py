@@ -20,7 +20,7 @@ from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.comparison import REFERENCE, Compared
 from odb_sim.studies.fitted import fit_batches
 from odb_sim.studies.runs import Run
-from odb_sim.studies.sweep import Study, describe_setting, find_fastest, list_sweep_cautions
+from odb_sim.studies.sweep import Study, describe_setting, find_fastest, has_worlds, list_sweep_cautions
 from odb_sim.studies.tune import NAMES, Tuning
 
 Table = tuple[str, list[str], list[list[str]]]
@@ -145,10 +145,10 @@ def write_sweep_report(
 ) -> None:
     """Writes the page of a sweep: the fastest setting, its steps beside fixed batches, and a slider for each setting."""
     best, rates = find_fastest(answers)
-    worst, has_worlds = min(rates.values()), len({answer.point.ranks for answer in answers}) > 1
+    worst, by_rank = min(rates.values()), " and rank" * has_worlds(answers)
     page = Page(
         f"odb-ref sweep: {title}",
-        f"The fastest of {len(answers):,} settings trains on **{rates[best]:,.0f} tokens a second{' and rank' * has_worlds}**, "
+        f"The fastest of {len(answers):,} settings trains on **{rates[best]:,.0f} tokens a second{by_rank}**, "
         f"{rates[best] / max(1e-9, worst):.2f} times the slowest",
         band=sure,
         lead=f"{describe_setting(best)}. All settings were simulated on the same samples; times are simulated.",

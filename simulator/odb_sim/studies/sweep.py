@@ -126,11 +126,15 @@ def simulate_run(what: Run, point: Point) -> CellAnswer:
     return CellAnswer(point, result.summary, first_step_s, (*result.cautions, *describe_fit(what, fitted)))
 
 
+def has_worlds(answers: Sequence[CellAnswer]) -> bool:
+    """Returns whether numbers of ranks differ. More ranks are faster, so settings are then compared by the rate per rank."""
+    return len({answer.point.ranks for answer in answers}) > 1
+
+
 def find_fastest(answers: Sequence[CellAnswer]) -> tuple[CellAnswer, dict[CellAnswer, float]]:
-    """Returns the fastest setting, and the tokens per second of each, per rank if the numbers of ranks differ."""
-    # More ranks are faster, so settings with different numbers of ranks are compared by the rate per rank.
-    has_worlds = len({answer.point.ranks for answer in answers}) > 1
-    rates = {answer: answer.rate / (answer.point.ranks if has_worlds else 1) for answer in answers}
+    """Returns the fastest setting, and the tokens per second of each, per rank if `has_worlds`."""
+    is_by_rank = has_worlds(answers)
+    rates = {answer: answer.rate / (answer.point.ranks if is_by_rank else 1) for answer in answers}
     return max(answers, key=rates.__getitem__), rates
 
 
