@@ -25,19 +25,25 @@ from odb_ref.integrations.deepspeed import backward
 from odb_ref.integrations.hf import ODBOptions
 from odb_ref.torch import JobState
 from tests.helpers.options import nested
-from tests.integrations.common import BUDGET_TOKENS, OPTIONS, Model, make_all, make_data, make_loader
+from tests.integrations.common import BUDGET_TOKENS, OPTIONS, make_all, make_data, make_loader
 from tests.integrations.environments import resuming
-from tests.integrations.environments.train_deepspeed import get_whole, make_config, make_deepspeed_trainer, pretend
+from tests.integrations.environments.train_deepspeed import (
+    STAGES,
+    get_whole,
+    make_config,
+    make_deepspeed_trainer,
+    make_model,
+    pretend,
+)
 
 RATE = 0.05
 AT = 3
 """The number of updates before the checkpoint."""
-STAGES = (1, 2, 3)
 WINDOWS: dict[str, Any] = {"shard": "given", "accumulation_steps": 2, "shuffle": False}
 
 
 def make_parts() -> tuple[Any, Any]:
-    model = Model()
+    model = make_model()
     return model, torch.optim.AdamW(model.parameters(), lr=RATE)
 
 

@@ -24,6 +24,7 @@ import deepspeed
 from accelerate import Accelerator, DeepSpeedPlugin, PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
+from packaging.version import Version
 
 from odb_ref.integrations.accelerate import accumulate
 from odb_ref.integrations.deepspeed import backward
@@ -47,8 +48,15 @@ from tests.integrations.test_hf import make_trainer
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 CPU = torch.device("cpu")
+STAGES = (1, 2, 3) if Version(deepspeed.__version__) >= Version("0.19.8") else (1, 2)
+"""Before, stage 3 on processors sometimes reads what it has not received yet, with any loader."""
 UPDATE_SAMPLES = 8
 """The samples of an update, for kinds that end in "updates". The last of 31 samples' updates holds 7."""
+
+
+def make_model() -> Model:
+    """Returns a model in single precision: in double, DeepSpeed before 0.19.8 is wrong at stage 1 with any loader."""
+    return Model().float()
 
 
 def make_config(stage: int, steps: int) -> dict[str, Any]:
@@ -83,7 +91,7 @@ def make_mode(*, is_exact: bool, steps: int = 1, **options: Any) -> ODBDataLoade
 
 def train_plain(stage: int, steps: int = 1, *, is_exact: bool = False) -> Any:
     """Checks both that may divide: with windows the loader's weights expect DeepSpeed to divide, without them neither."""
-    model = Model()
+    model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=make_config(stage, steps))
     log = Log()
@@ -107,7 +115,7 @@ def train_accelerate(stage: int, *, is_exact: bool = False) -> Any:
     pretend()
     accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=make_config(stage, 1)))
     assert accelerator.distributed_type is DistributedType.DEEPSPEED
-    model = Model()
+    model = make_model()
     engine, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
     log = Log()
     with make_mode(is_exact=is_exact, steps=2) as loader:
@@ -126,6 +134,7 @@ def train_accelerate(stage: int, *, is_exact: bool = False) -> Any:
 def make_deepspeed_trainer(folder: Path, config: dict[str, Any], **settings: Any) -> Any:
     """Returns a trainer with windows of two steps. It pretends late, or its arguments would take every rank for the first."""
     settings = {"use_cpu": False, "gradient_accumulation_steps": 2, "kind": NotingTrainer} | settings
+    settings = {"model": make_model()} | settings
     return make_trainer(dist.get_rank(), folder, pretend=pretend, deepspeed=config, **settings)
 
 
@@ -158,7 +167,7 @@ def main() -> None:
     kinds = os.environ["ODB_KINDS"].split(",")
     found: dict[str, Any] = {}
     said: list[str] = []
-    for stage in (1, 2, 3):
+    for stage in STAGES:
         runs = {
             "plain": partial(train_plain, stage),
             "windows": partial(train_plain, stage, 2),
