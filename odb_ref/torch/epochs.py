@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Generic, NoReturn, Self, TypeVar
+from typing import Generic, NoReturn, Self, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset
 
@@ -32,6 +33,7 @@ from odb_ref.torch.exchange.rendezvous import make_transport
 from odb_ref.torch.exchange.roster import Ranks, Roster
 from odb_ref.torch.gathering import gather_objects
 from odb_ref.torch.iterator import EpochIterator, StepIterator
+from odb_ref.torch.loss_check import LossCheck
 from odb_ref.torch.plan.order import Order
 from odb_ref.torch.plan.schedule import Schedule
 from odb_ref.torch.plan.seal import seal
@@ -164,6 +166,22 @@ class Epochs(Generic[Batch]):
         rank, world_size = self._ranks.find_rank_and_size()
         config = self._set_ramp(replace(self._config, rank=rank, world_size=world_size))
         return estimate_steps(self._order, self._spec.measure, config, samples, self.gather)
+
+    def check_loss(self, compute: Callable[[Batch], torch.Tensor]) -> bool:
+        """Tries with a few samples whether a loss can be weighted, and returns whether that could be tried.
+
+        ``compute`` returns the loss of a batch. It is called a few times, and should be in the model's ``eval`` mode, without
+        dropout. All ranks must call this. Spec: R4.7.
+
+        Raises: UsageError when the loss depends on how an update is divided, for example because it compares samples.
+        """
+        return LossCheck(
+            order=self._order,
+            measure=self._spec.measure,
+            collate=self._spec.collate_fn,
+            weighting=self._weighting,
+            config=self._config,
+        ).run(cast(Callable[[object], torch.Tensor], compute))
 
     def steps(self) -> StepIterator[Batch]:
         """Starts an epoch, and returns its steps: each batch with its `StepInfo`.

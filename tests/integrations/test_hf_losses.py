@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -298,3 +299,67 @@ def test_a_loss_of_pairs_that_is_no_mean_over_them_is_refused_by_enable_too(tmp_
     enable(Trainer(make_model(), args, train_dataset=Texts(COUNT)), ODBOptions(token_budget=80))
     with pytest.raises(UsageError, match="loss_type 'sft': this loss is a mean over tokens"):
         enable(Trainer(make_model(), args, train_dataset=PREFERENCES), ODBOptions(token_budget=80))
+
+
+class Comparing(Trainer):  # type: ignore[misc]
+    """Takes the other samples of a batch as negatives."""
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        text = model.model.embed_tokens(inputs["input_ids"]).mean(1)
+        return nn.functional.cross_entropy(text @ text.T, torch.arange(len(text)))
+
+
+class Summing(Trainer):  # type: ignore[misc]
+    """Returns a sum over labels."""
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return model(**inputs).loss * inputs["labels"][:, 1:].ne(-100).sum()
+
+
+class Each(Trainer):  # type: ignore[misc]
+    """Returns the mean over rows of sums over labels."""
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return Summing.compute_loss(self, model, inputs) / len(inputs["labels"])
+
+
+class Random(Comparing):
+    """Is random, so that nothing can be told."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(*args, **kwargs) * torch.rand(())
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "told"),
+    [
+        (Comparing, Loss(), "it needs fixed batches"),
+        (Comparing, Loss(scaling="samples"), "it needs fixed batches"),
+        (Comparing, Loss(scaling="none"), ""),
+        (Summing, Loss(), r"It is a sum: pass Loss\(reduction='sum'\)"),
+        (Summing, Loss(reduction="sum"), ""),
+        (Trainer, Loss(reduction="sum"), "depends on how an update is divided"),
+        (Each, Loss(), r"It is a mean over samples: pass Loss\(scaling='samples'\)"),
+        (Each, Loss(scaling="samples"), ""),
+        (Random, Loss(), ""),
+    ],
+)
+def test_a_loss_that_depends_on_how_an_update_is_divided_is_refused(
+    tmp_path: Path, kind: type, loss: Loss, told: str
+) -> None:
+    """Spec: R4.7. Checks: WEIGHT. Training used to go on, with gradients that were wrong by any factor."""
+    options: dict[str, Any] = {"token_budget": 200, "loader": {"loss": loss}}
+    with pytest.raises(UsageError, match=told) if told else nullcontext():
+        train(tmp_path, ODBOptions(**options), make_model(), kind)
+    train(tmp_path, ODBOptions(**options, checks_loss=False), make_model(), kind)
+
+
+def test_trying_a_loss_changes_no_weight(tmp_path: Path) -> None:
+    """Spec: R4.7. Random draws of the model stay those of training."""
+    found = []
+    for is_tried in (True, False):
+        model = make_model()
+        model.model.layers[0].self_attn.attention_dropout = 0.5
+        train(tmp_path, ODBOptions(token_budget=80, checks_loss=is_tried), model)
+        found.append(torch.cat([value.detach().flatten() for value in model.parameters()]))
+    assert torch.equal(*found)

@@ -218,7 +218,7 @@ def test_a_checkpoint_goes_on_as_the_plain_trainers(tmp_path: Path, before: int)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_running_out_of_memory_changes_no_update(tmp_path: Path, world_size: int) -> None:
     """Checks: UPDATE, WEIGHT. Batches are halved, and the budget falls, but the log and the weights stay the same."""
-    odb = ODBOptions(token_budget=160, survives_out_of_memory=True)
+    odb = ODBOptions(token_budget=160, survives_out_of_memory=True, checks_loss=False)
     settings = {"samples": 60, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "failing": True}
     found = compare(tmp_path, world_size, odb=odb, **settings)
     assert found[-1]["failures"] == found[0]["log"][-1]["out_of_memory"] > 3

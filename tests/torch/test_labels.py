@@ -240,6 +240,43 @@ def test_a_loader_that_was_read_first_without_gradients_is_read_with_them() -> N
         assert first == count_samples(loader) == COUNT
 
 
+def test_labels_beside_no_row_of_their_length_are_refused_until_the_shift_is_said() -> None:
+    """Spec: R1.1. Checks: WEIGHT. As in speech recognition. The first label of each sample was left out without a word."""
+    speech = [
+        {"input_features": torch.zeros(4, 30), "labels": sample["labels"]} for sample in map(make_sample, range(COUNT))
+    ]
+    texts = [{"tokens": sample["labels"], "labels": sample["labels"]} for sample in speech]
+    counting = {"length_fn": lambda sample: len(sample["labels"]), "collate_fn": lambda samples: {"numbers": [0]}}
+    check_fails(make_loader(speech, **counting), r"no row of as many tokens.* pass Loss\(causal_shift=False\)")
+    for data, options in ((speech, {"causal_shift": False}), (speech, {"causal_shift": True}), (texts, {})):
+        assert take(make_loader(data, **counting, **options))
+
+
+@pytest.mark.parametrize("is_padded", [True, False])
+def test_spans_in_samples_that_the_collator_pads_are_warned_of(is_padded: bool) -> None:
+    """Spec: R4.7. Checks: WEIGHT. The gradient of transformers' models was off by half."""
+    ids = [torch.ones(9 if is_padded else 3 + number % 7, dtype=torch.int64) for number in range(COUNT)]
+    spans = lambda samples: {"start_positions": torch.ones(len(samples))}  # noqa: E731
+    told = read(spans, [{"input_ids": row, "start_positions": 1, "end_positions": 2} for row in ids])
+    assert ["start_positions differ in length" in text for text in told] == [True] * (not is_padded)
+
+
+class Uniterable(dict[str, Any]):
+    """A mapping that names its fields only if asked for its keys, as a TensorDict does."""
+
+    def __iter__(self) -> Any:
+        raise TypeError("use keys()")
+
+    def __contains__(self, name: object) -> bool:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("options", [{}, {"length_fn": get_length}])
+def test_a_mapping_is_asked_for_its_keys(options: dict[str, Any]) -> None:
+    samples = [Uniterable(make_sample(number)) for number in range(COUNT)]
+    assert read(collate, samples, **options) == []
+
+
 def make_masked(name: str, first: int) -> list[dict[str, Any]]:
     """Returns samples without labels, whose mask excludes the first token, or none."""
     texts = [make_sample(number)["input_ids"] for number in range(COUNT)]

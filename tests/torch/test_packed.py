@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -193,6 +194,15 @@ def test_a_collate_fn_that_pads_is_warned_of(num_workers: int) -> None:
     options = {"collate_fn": pad, "supervised_fn": len, "num_workers": num_workers}
     with pytest.warns(RuntimeWarning, match="a row for each sample, so its batches hold more than token_budget"):
         assert take(make_loader(Texts(0, 12), **options), count_samples) == 12
+
+
+def nest(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"input_ids": torch.nested.nested_tensor([sample["input_ids"] for sample in samples], layout=torch.jagged)}
+
+
+def test_a_nested_batch_has_no_padding_to_warn_of() -> None:
+    with warnings.catch_warnings(action="error"):
+        assert take(make_loader(Texts(0, 12), collate_fn=nest, supervised_fn=len), count_samples) == 12
 
 
 JOINED: list[tuple[bool, Any]] = [

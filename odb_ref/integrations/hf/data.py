@@ -91,6 +91,8 @@ def make_counting_options(
     is_shifted = predicts_next_token(model, is_smoothed=is_smoothed)
     if is_shifted is not None:
         options["causal_shift"] = is_shifted and (is_packed or not predicts_first_label(model))
+    if getattr(getattr(model, "config", None), "ctc_loss_reduction", None) == "mean":
+        options["scaling"] = "samples"
     multiple = getattr(collator, "pad_to_multiple_of", None)
     if multiple and not is_packed:
         options["length_fn"] = CollatedLength(multiple)

@@ -98,6 +98,7 @@ class SteppingTrainer(EvaluatingTrainer):
     """The `StepInfo` of the pass that is running, whose loss is weighted."""
     _is_weighed = False
     """True once a loss of the present update is weighted."""
+    _is_untried = True
     counts_first = False
     """Whether a plain Trainer's divisor also counts first labels, which have no loss."""
     _updates: TrainerUpdates | None = None
@@ -113,6 +114,9 @@ class SteppingTrainer(EvaluatingTrainer):
         info = inputs.get(STEP_INFO)
         if not isinstance(info, StepInfo):
             return cast(Tensor, super().training_step(model, inputs, *args, **kwargs))
+        if self._is_untried:
+            self._is_untried = False
+            self._try_loss(model)
         if self.odb.survives_out_of_memory and self._guard is None:
             self._guard = self._make_guard(model)
         # A guarded pass does not get the Trainer's token count, which `compute_loss` does not need.
@@ -126,6 +130,33 @@ class SteppingTrainer(EvaluatingTrainer):
         if self.progress is not None:
             self.progress.note_step(info)
         return loss
+
+    def _try_loss(self, model: nn.Module) -> None:
+        """Tries, before the first step, whether the loss can be weighted. All ranks try the same samples.
+
+        Raises: UsageError when it depends on how an update is divided.
+        """
+        # These note metrics of each loss that they compute, and their losses are known by name.
+        is_noting = hasattr(self, "store_metrics") or any(k.__module__.startswith("trl.") for k in type(self).__mro__)
+        is_apart = self.args.world_size > 1 and self.odb.settings.get("shard") == "given"
+        is_tried = self.odb.checks_loss and self.takes_step_info and not is_noting and not is_apart
+        if self._updates is None or not is_tried or self.is_deepspeed_enabled:  # its engine follows the order of passes
+            return
+        # Without DDP and compilation, whose preparations are those of a training pass.
+        tried = model if is_sharded(model) else self.model
+        modes = {part: part.training for part in tried.modules()}
+        tried.eval()
+        try:
+            self._updates.loader.check_loss(partial(self._compute_tried, tried))
+        finally:
+            for part, mode in modes.items():
+                part.training = mode
+
+    def _compute_tried(self, model: nn.Module, batch: object) -> Tensor:
+        inputs = cast(Inputs, self._prepare_inputs(batch))
+        share = compute_predicted_share(inputs.get("labels")) if self.counts_first else 1.0
+        with gathering(self.accelerator, None), self.compute_loss_context_manager():
+            return cast(Tensor, self.compute_loss(model, inputs)) * share
 
     def _run_update(
         self, step: TrainingStep, model: nn.Module, update: Inputs, *args: object, **kwargs: object

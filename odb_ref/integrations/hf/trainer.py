@@ -338,7 +338,7 @@ class ODBTrainer(SteppingTrainer):
         made = None if path is None else read_updates(path)
         is_plain = path is not None and made is not None and self._reads_as_plain() and not has_states(path)
         self._saved = [] if path is None or is_plain else read_states(path)
-        self._made = made or 0
+        self._made, self._is_untried = made or 0, True
         self._info = self.progress = self._guard = self._before = None
         # The lowest of all ranks' values applies, so every rank may accept it.
         accepted = [item for state in self._saved for item in state["accepted"].items()]

@@ -118,9 +118,9 @@ def _tells_apart(batch: object) -> bool:
 
 
 def _count_rows(batch: object) -> int:
-    """Returns the number of token rows in a batch, or 0 if it is unknown."""
+    """Returns the number of token rows in a batch, or 0 if it is unknown or rows have no padding (nested)."""
     ids = get_field(batch, "input_ids")
-    return len(ids) if isinstance(ids, torch.Tensor) and ids.ndim > 1 else 0
+    return len(ids) if isinstance(ids, torch.Tensor) and ids.ndim > 1 and not ids.is_nested else 0
 
 
 class Collator:

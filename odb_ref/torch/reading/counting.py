@@ -23,6 +23,7 @@ from odb_ref.torch.reading.tasks import (
     get_field,
     get_labels,
     get_length,
+    get_width,
     is_pair,
     is_whole,
     to_array,
@@ -55,6 +56,11 @@ _OTHERWISE = (
 _UNCOUNTED = (
     "the lengths of samples do not include {}, so batches exceed the budget: pass a Batching(length_fn=) that counts them. A "
     "loss that compares samples within a batch (in-batch negatives) depends on how an update is divided"
+)
+_SPREAD: Final = (
+    "samples with start_positions differ in length. A model that spreads a span's probability over padding, as those of "
+    "transformers do, has a loss that depends on how an update is divided: pad samples to one length when they are read. If "
+    "the model leaves padding out, ignore this"
 )
 
 _MASKS: Final = ("attention_mask", *CHOOSING)
@@ -127,6 +133,9 @@ class LabelCheck:
             warn(_UNCOUNTED.format(", ".join(names)))
         if self.is_assumed and self.is_shifted and has_labels and not is_each and _is_unlike_input(samples[0]):
             warn(_UNLIKE)
+        is_span = is_each and get_field(samples[0], "start_positions") is not None
+        if is_span and len({get_width(get_field(sample, "input_ids")) for sample in samples}) > 1:
+            warn(_SPREAD)
         batch = collate_fn(samples)
         if is_paired:
             return batch
@@ -155,7 +164,7 @@ class LabelCheck:
 
 def _list_other_texts(sample: object) -> list[str]:
     """Returns the fields with tokens of other texts, except a decoder's, which are covered by the labels' length."""
-    names = sample if isinstance(sample, Mapping) and "input_ids" in sample else ()
+    names = sample.keys() if isinstance(sample, Mapping) and get_field(sample, "input_ids") is not None else ()
     return [name for name in names if name.endswith("_input_ids") and name != "decoder_input_ids"]
 
 
@@ -234,7 +243,7 @@ def make_counting(
     if supervised_fn is None:
         settings["causal_shift"] = causal_shift
     length = length_fn or get_length
-    supervised = supervised_fn or SupervisedCounter(length, causal_shift, is_checked=is_checked)
+    supervised = supervised_fn or SupervisedCounter(length, causal_shift, is_checked=is_checked, is_assumed=is_assumed)
     measure = Measure(length, supervised, resources, is_packing=is_packing, is_weighing=is_weighing)
     label_check = None
     if is_checked and (supervised_fn is None or causal_shift):

@@ -84,6 +84,8 @@ class SupervisedCounter:
     is_shifted: bool = True
     is_checked: bool = False
     """True if weights depend on the count."""
+    is_assumed: bool = False
+    """True if ``is_shifted`` is a default that the user did not confirm."""
 
     def __call__(self, sample: object) -> int:
         """Returns the count.
@@ -127,6 +129,12 @@ class SupervisedCounter:
         if ids is None and not self.is_checked:
             return
         tokens = self.length_fn(sample) if ids is None else get_width(ids)
+        if ids is None and tokens == width and self.is_assumed and not _has_row(sample, width):
+            raise SampleError(
+                f"a sample has {width} labels and no row of as many tokens, so nothing tells whether the model predicts each "
+                "label from the token before it: pass Loss(causal_shift=False), as for an encoder-decoder model, or "
+                "causal_shift=True for a causal language model"
+            )
         if not tokens or tokens == width:
             return
         if width == 1:
@@ -140,6 +148,14 @@ class SupervisedCounter:
             "model: pass Loss(causal_shift=False) or Loss(supervised_fn=), or, for a mean over samples, as with CTC, "
             "Loss(scaling='samples')"
         )
+
+
+def _has_row(sample: object, width: int) -> bool:
+    """Returns False if no field beside the labels has ``width`` entries in any dimension."""
+    if not isinstance(sample, Mapping):
+        return True  # its fields are unknown
+    values = [value for name, value in sample.items() if name not in LABELS]
+    return any(width in getattr(value, "shape", (get_width(value),)) for value in values)
 
 
 def _check_fields(sample: object, *, has_ids: bool) -> None:
@@ -210,10 +226,10 @@ def measure_row(sample: object, is_shifted: bool) -> tuple[int, int] | None:
         return None
     ids, labels = sample.get("input_ids"), sample.get("labels")
     length = count_row(ids)
-    if not length or not _UNUSUAL.isdisjoint(sample):
+    if not length or not _UNUSUAL.isdisjoint(sample.keys()):
         return None
     if labels is None:
-        return (length, length - is_shifted) if _CHOOSING.isdisjoint(sample) else None
+        return (length, length - is_shifted) if _CHOOSING.isdisjoint(sample.keys()) else None
     if type(labels) is not type(ids) or count_row(labels) != length:
         return None
     if isinstance(labels, list):
