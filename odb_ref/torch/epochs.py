@@ -177,8 +177,7 @@ class Epochs(Generic[Batch]):
         """
         return LossCheck(
             order=self._order,
-            measure=self._spec.measure,
-            collate=self._spec.collate_fn,
+            spec=self._spec,
             weighting=self._weighting,
             config=self._config,
         ).run(cast(Callable[[object], torch.Tensor], compute))

@@ -1,7 +1,8 @@
 """Tries whether a loss is the mean that the weights assume, on a few samples: in one batch, and in two.
 
 A weight makes the mean over an update from the means of its batches. No weight can do that for a loss that compares the samples
-of a batch, is a sum, divides by anything but what was counted, or depends on padding. Spec: R4.7. Preserves: WEIGHT.
+of a batch, is a sum, divides by anything but what was counted, or depends on padding. The gradients of some parameters tell,
+also for a model that has not learned anything: its losses are nearly the same for all samples. Spec: R4.7. Preserves: WEIGHT.
 """
 
 from __future__ import annotations
@@ -9,27 +10,32 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from odb_ref.core.batching.weighting import LossReduction, LossScaling, Weighting
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Sample
 from odb_ref.torch.plan.order import Order
-from odb_ref.torch.reading.collator import CollateFn
 from odb_ref.torch.reading.measure import Measured
-from odb_ref.torch.reading.quarantine import MeasureFn
+from odb_ref.torch.reading.pipeline import PipelineSpec
 from odb_ref.torch.reading.seeding import isolate
 
 _COUNT: Final = 8
 """How many samples are tried."""
-_SHARE: Final = 0.05
-_LEAST: Final = 0.01
-"""A difference above this share of the loss, plus this number, is not one of rounding, even in half precision."""
+_MOST_VALUES: Final = 2**20
+"""How many values of a gradient are compared, except in a parameter that has more."""
+_SHARE: Final = 0.02
+_SHARE_IN_HALF: Final = 0.1
+"""A difference above this share of a gradient is not one of rounding, in single and in half precision."""
+_FACTOR: Final = 2.0**10
+"""Keeps small gradients from becoming 0 in half precision."""
 
 _ADVICE: Final = (
     "If it compares samples (in-batch negatives), it needs fixed batches: train with a plain loader. If it divides by "
@@ -37,49 +43,81 @@ _ADVICE: Final = (
     "padding, or pad samples to one length when they are read"
 )
 
+Pair = tuple[Measured, object]
+
+
+class _Tried(NamedTuple):
+    """What was found for a batch."""
+
+    samples: int
+    supervised: int
+    loss: float
+    gradient: Tensor
+    """The gradient of some parameters, or the loss if there is none, as a vector in double precision."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossCheck:
-    """Compares the loss of a batch with those of its two halves. The same on every rank that reads the same data set."""
+    """Compares the gradient of a batch with those of its two halves. The same on every rank that reads the same data set."""
 
     order: Order
-    measure: MeasureFn
-    collate: CollateFn
+    spec: PipelineSpec
     weighting: Weighting
     config: Config
 
-    def run(self, compute: Callable[[object], torch.Tensor]) -> bool:
+    def run(self, compute: Callable[[object], Tensor]) -> bool:
         """Returns whether the loss could be tried: not for a stream, without weights, or if it is random or raises an error.
 
-        ``compute`` returns the loss of a batch. The process's random generators are left as they were.
+        ``compute`` returns the loss of a batch. If it has no gradient, losses are compared. No parameter's ``grad`` is changed,
+        and the process's random generators are left as they were.
 
-        Raises: UsageError when the weighted losses of the halves are not that of all samples together.
+        Raises: UsageError when the weighted gradients of the halves are not that of all samples together.
         """
         if self.order.is_iterable or self.weighting.scaling is LossScaling.NONE:
             return False
         devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-        try:
-            with isolate(), torch.random.fork_rng(devices), torch.no_grad():
-                found = self._read()
-                half = len(found) // 2
-                parts = (found, found, found[:half], found[half:]) if half else ()
-                losses = [float(compute(self.collate(copy.deepcopy([sample for _, sample in part])))) for part in parts]
-        except Exception:  # whatever it is, training will raise it too, or the loss needs what only training provides
+        for is_graded in dict.fromkeys((torch.is_grad_enabled(), False)):
+            try:
+                with isolate(), torch.random.fork_rng(devices), torch.set_grad_enabled(is_graded):
+                    return self._compare(compute)
+            except UsageError:
+                raise
+            except Exception:  # training raises it again, if it is not for lack of what only training provides
+                continue
+        return False
+
+    def _compare(self, compute: Callable[[object], Tensor]) -> bool:
+        found = self._read()
+        if len(found) < 2:
             return False
-        if not losses or not all(map(math.isfinite, losses)) or _differ(losses[0], losses[1], 0.01):
+        loss = compute(self._make(found))
+        chosen, is_wide = _choose_parameters(loss)
+        least = _SHARE if is_wide else _SHARE_IN_HALF
+
+        def note(part: list[Pair], loss: Tensor) -> _Tried:
+            supervised = sum(one.supervised for one, _ in part)
+            return _Tried(len(part), supervised, float(loss.detach()), _compute_gradient(loss, chosen))
+
+        def attempt(part: list[Pair]) -> _Tried:
+            return note(part, compute(self._make(part)))
+
+        whole, again = note(found, loss), attempt(found)
+        halves = [(attempt(first), attempt(second)) for first, second in _halve(found)]
+        scale = max(float(one.gradient.norm()) for one in (whole, *(one for pair in halves for one in pair)))
+        if not 0 < scale < math.inf or float((whole.gradient - again.gradient).norm()) > 0.1 * least * scale:
             return False
-        first, second = (sum(one.supervised for one, _ in part) for part in parts[2:])
-        self._judge(losses[0], losses[2:], (first, second), (half, len(found) - half))
+        for first, second in halves:
+            self._judge(whole, first, second, scale, least)
         return True
 
-    def _read(self) -> list[tuple[Measured, object]]:
+    def _read(self) -> list[Pair]:
         """Returns some samples, as measured and as they are, shortest first. All fit into one batch."""
         dataset = cast(list[object], self.order.dataset)  # or anything with a length and numbered samples
         total = len(dataset)
-        found: list[tuple[Measured, object]] = []
+        found: list[Pair] = []
         for place in sorted({number * total // _COUNT for number in range(_COUNT)}):
             sample = dataset[place]
-            (measured,) = self.measure([copy.deepcopy(sample)])
+            (measured,) = self.spec.measure([copy.deepcopy(sample)])
             # The mean loss of a batch without a supervised token is not a number.
             if isinstance(measured, Measured) and (measured.supervised or not self.weighting.needs_supervised):
                 found.append((measured, sample))
@@ -93,37 +131,89 @@ class LossCheck:
             found.pop()
         return found
 
-    def _judge(self, whole: float, halves: list[float], supervised: tuple[int, int], samples: tuple[int, int]) -> None:
-        is_exact, total = self.weighting.scaling is LossScaling.EXACT, sum(halves)
-        expected = total
-        if self.weighting.reduction is LossReduction.MEAN:
-            expected = _average(halves, supervised if is_exact else samples)
-        if not _differ(whole, expected, _SHARE):
+    def _make(self, part: list[Pair]) -> object:
+        """Returns a batch. Raises: LabelError, which the loader itself raises again, and what ``collate_fn`` raises."""
+        samples = copy.deepcopy([sample for _, sample in part])
+        if self.spec.label_check is None:
+            return self.spec.collate_fn(samples)
+        counted = sum(one.supervised for one, _ in part)
+        return self.spec.label_check.collate(self.spec.collate_fn, samples, counted, lambda text: None)
+
+    def _judge(self, whole: _Tried, first: _Tried, second: _Tried, scale: float, least: float) -> None:
+        is_sum, is_each = self.weighting.reduction is LossReduction.SUM, self.weighting.scaling is LossScaling.SAMPLES
+        total, of_samples = first.gradient + second.gradient, _average(first, second, is_each=True)
+        expected = total if is_sum else _average(first, second, is_each=is_each)
+
+        def differs(other: Tensor, share: float) -> bool:
+            return float((whole.gradient - other).norm()) > share * scale
+
+        if not differs(expected, least):
             return
         said = (
-            f"the loss of {sum(samples)} samples is {whole:.5g} in one batch, but {expected:.5g} if it is put together from "
-            f"those of their halves ({halves[0]:.5g} and {halves[1]:.5g}), so it depends on how an update is divided"
+            f"the gradient of {whole.samples} samples in one batch differs from that of two batches (by "
+            f"{float((whole.gradient - expected).norm()) / scale:.0%}; the losses: {whole.loss:.5g}, and {first.loss:.5g} with "
+            f"{second.loss:.5g}), so it depends on how an update is divided"
         )
-        # A mean over the tokens of all samples, for example, which are not counted.
-        is_near = min(halves) < whole < max(halves)
-        if self.weighting.scaling is LossScaling.SAMPLES and is_near:
-            what = (
-                "It is not a mean over samples, or padding changes it: the gradient is then only near that of one batch"
-            )
-            warnings.warn(f"{said}. {what}", RuntimeWarning, stacklevel=4)
+        way = second.gradient - first.gradient
+        share = float((whole.gradient - first.gradient) @ way) / max(float(way @ way), 1e-300)
+        if is_each and not is_sum and 0 < share < 1 and not differs(first.gradient + share * way, least):
+            what = "The loss is not a mean over samples, so the weights are only near (as for a mean over all their tokens)"
+            warnings.warn(f"{said}. {what}", RuntimeWarning, stacklevel=5)
             return
-        if not _differ(whole, total, 0.01):
-            advice = "It is a sum: pass Loss(reduction='sum'), or return the mean"
-        elif not _differ(whole, _average(halves, samples), 0.01):
-            advice = "It is a mean over samples: pass Loss(scaling='samples')"
+        if not differs(total, least):
+            advice = "The loss is a sum: pass Loss(reduction='sum'), or return the mean"
+        elif not differs(of_samples, least):
+            advice = "The loss is a mean over samples: pass Loss(scaling='samples')"
         else:
             advice = _ADVICE
         raise UsageError(f"{said}. {advice}")
 
 
-def _average(values: list[float], weights: tuple[int, int]) -> float:
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / max(1, sum(weights))
+def _halve(found: list[Pair]) -> list[tuple[list[Pair], list[Pair]]]:
+    """Returns the samples in halves: the shorter and the longer ones, every second one, and the outer and the inner ones."""
+    half, quarter = len(found) // 2, len(found) // 4
+    outer, inner = found[:quarter] + found[quarter + half :], found[quarter : quarter + half]
+    return [(found[:half], found[half:]), (found[::2], found[1::2]), (outer, inner)]
 
 
-def _differ(one: float, other: float, share: float) -> bool:
-    return abs(one - other) > share * max(abs(one), abs(other)) + (_LEAST if share == _SHARE else 0)
+def _average(first: _Tried, second: _Tried, *, is_each: bool) -> Tensor:
+    one, two = (part.samples if is_each else part.supervised for part in (first, second))
+    return (first.gradient * one + second.gradient * two) / (one + two)
+
+
+def _walk(loss: Tensor) -> Iterator[Node]:
+    """Yields each node of a loss's graph once."""
+    seen, ahead = set(), [loss.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        ahead += [before for before, _ in node.next_functions]
+        yield node
+
+
+def find_parameters(loss: Tensor) -> list[nn.Parameter]:
+    """Returns the parameters that a loss trains, each once."""
+    leaves = (getattr(node, "variable", None) for node in _walk(loss))
+    return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, nn.Parameter)}.values())
+
+
+def _choose_parameters(loss: Tensor) -> tuple[list[nn.Parameter], bool]:
+    """Returns those parameters that have the fewest values, and whether all is computed at least in single precision."""
+    chosen, values, wide = list[nn.Parameter](), 0, (torch.float32, torch.float64)
+    found = sorted(find_parameters(loss), key=lambda parameter: parameter.numel())
+    for parameter in found:
+        values += parameter.numel()
+        if not chosen or values <= _MOST_VALUES:
+            chosen.append(parameter)
+    casts = any("ToCopy" in type(node).__name__ for node in _walk(loss))  # also those of an autocast
+    return chosen, not casts and all(parameter.dtype in wide for parameter in found)
+
+
+def _compute_gradient(loss: Tensor, chosen: Sequence[nn.Parameter]) -> Tensor:
+    if not chosen:
+        return loss.detach().reshape(1).cpu().double()
+    found = torch.autograd.grad(loss * _FACTOR, chosen, allow_unused=True)
+    rows = [one.new_zeros(one.shape) if own is None else own for one, own in zip(chosen, found, strict=True)]
+    return torch.cat([row.detach().flatten().cpu().double() for row in rows])

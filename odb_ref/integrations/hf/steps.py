@@ -140,14 +140,18 @@ class SteppingTrainer(EvaluatingTrainer):
         is_noting = hasattr(self, "store_metrics") or any(k.__module__.startswith("trl.") for k in type(self).__mro__)
         is_apart = self.args.world_size > 1 and self.odb.settings.get("shard") == "given"
         is_tried = self.odb.checks_loss and self.takes_step_info and not is_noting and not is_apart
-        if self._updates is None or not is_tried or self.is_deepspeed_enabled:  # its engine follows the order of passes
+        # The engine of DeepSpeed follows the order of passes. A loss of routers depends on the batch, which is warned of.
+        has_routers = getattr(getattr(self.model, "config", None), "output_router_logits", False)
+        if self._updates is None or not is_tried or self.is_deepspeed_enabled or has_routers:
             return
         # Without DDP and compilation, whose preparations are those of a training pass.
         tried = model if is_sharded(model) else self.model
         modes = {part: part.training for part in tried.modules()}
         tried.eval()
         try:
-            self._updates.loader.check_loss(partial(self._compute_tried, tried))
+            # The passes of a sharded model have collectives, and one without its backward pass would confuse it.
+            with torch.no_grad() if is_sharded(model) else nullcontext():
+                self._updates.loader.check_loss(partial(self._compute_tried, tried))
         finally:
             for part, mode in modes.items():
                 part.training = mode

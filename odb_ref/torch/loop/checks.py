@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from odb_ref.core.errors import UsageError
+from odb_ref.torch.loss_check import find_parameters
 
 
 def check_model(model: nn.Module) -> None:
@@ -46,18 +47,11 @@ def check_model(model: nn.Module) -> None:
 def check_parameters(loss: torch.Tensor, known: Iterable[nn.Parameter]) -> None:
     """Raises: UsageError when a loss trains parameters that are not ``known``: their gradients would not be averaged."""
     ids = {id(parameter) for parameter in known}
-    seen, ahead = set(), [loss.grad_fn]
-    while ahead:
-        node = ahead.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        ahead += [before for before, _ in node.next_functions]
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, nn.Parameter) and id(leaf) not in ids:
+    for parameter in find_parameters(loss):
+        if id(parameter) not in ids:
             raise UsageError(
-                f"the loss trains a parameter of shape {[*leaf.shape]} that is not in the guard's model, whose gradients alone "
-                "are cleared and averaged: put all that is trained into one module (such as an nn.ModuleList) for the guard"
+                f"the loss trains a parameter of shape {[*parameter.shape]} that is not in the guard's model, whose gradients "
+                "alone are cleared and averaged: put all that is trained into one module (an nn.ModuleList) for the guard"
             )
 
 
