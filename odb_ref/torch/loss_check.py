@@ -106,8 +106,9 @@ class LossCheck:
         scale = max(float(one.gradient.norm()) for one in (whole, *(one for pair in halves for one in pair)))
         if not 0 < scale < math.inf or float((whole.gradient - again.gradient).norm()) > 0.1 * least * scale:
             return False
-        for first, second in halves:
-            self._judge(whole, first, second, scale, least)
+        said = [self._judge(whole, first, second, scale, least) for first, second in halves]
+        if text := next(filter(None, said), ""):
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
         return True
 
     def _read(self) -> list[Pair]:
@@ -139,7 +140,8 @@ class LossCheck:
         counted = sum(one.supervised for one, _ in part)
         return self.spec.label_check.collate(self.spec.collate_fn, samples, counted, lambda text: None)
 
-    def _judge(self, whole: _Tried, first: _Tried, second: _Tried, scale: float, least: float) -> None:
+    def _judge(self, whole: _Tried, first: _Tried, second: _Tried, scale: float, least: float) -> str:
+        """Returns what to warn of, or an empty string. Raises: UsageError when no weights are near."""
         is_sum, is_each = self.weighting.reduction is LossReduction.SUM, self.weighting.scaling is LossScaling.SAMPLES
         total, of_samples = first.gradient + second.gradient, _average(first, second, is_each=True)
         expected = total if is_sum else _average(first, second, is_each=is_each)
@@ -148,7 +150,7 @@ class LossCheck:
             return float((whole.gradient - other).norm()) > share * scale
 
         if not differs(expected, least):
-            return
+            return ""
         said = (
             f"the gradient of {whole.samples} samples in one batch differs from that of two batches (by "
             f"{float((whole.gradient - expected).norm()) / scale:.0%}; the losses: {whole.loss:.5g}, and {first.loss:.5g} with "
@@ -157,9 +159,9 @@ class LossCheck:
         way = second.gradient - first.gradient
         share = float((whole.gradient - first.gradient) @ way) / max(float(way @ way), 1e-300)
         if is_each and not is_sum and 0 < share < 1 and not differs(first.gradient + share * way, least):
-            what = "The loss is not a mean over samples, so the weights are only near (as for a mean over all their tokens)"
-            warnings.warn(f"{said}. {what}", RuntimeWarning, stacklevel=5)
-            return
+            return (
+                f"{said}. The loss is not a mean over samples, so the weights are only near, as for a mean over tokens"
+            )
         if not differs(total, least):
             advice = "The loss is a sum: pass Loss(reduction='sum'), or return the mean"
         elif not differs(of_samples, least):

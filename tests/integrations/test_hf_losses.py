@@ -354,6 +354,13 @@ def test_a_loss_that_depends_on_how_an_update_is_divided_is_refused(
     train(tmp_path, ODBOptions(**options, checks_loss=False), make_model(), kind)
 
 
+def test_a_mean_over_tokens_that_is_weighed_by_samples_is_warned_of_once(tmp_path: Path) -> None:
+    """Spec: R4.7."""
+    odb = ODBOptions(token_budget=200, loader={"loss": Loss(scaling="samples")})
+    _, said = train(tmp_path, odb, make_model())
+    assert said.count("the weights are only near, as for a mean over tokens") == 1
+
+
 def test_trying_a_loss_changes_no_weight(tmp_path: Path) -> None:
     """Spec: R4.7. Random draws of the model stay those of training."""
     found = []

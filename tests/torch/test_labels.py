@@ -252,6 +252,14 @@ def test_labels_beside_no_row_of_their_length_are_refused_until_the_shift_is_sai
         assert take(make_loader(data, **counting, **options))
 
 
+def test_labels_that_nobody_counts_may_be_anything() -> None:
+    """They were refused with Loss(scaling='samples') too, which needs no count."""
+    images = [{"pixels": torch.zeros(3, 4), "labels": {"boxes": torch.zeros(2, 4)}} for _ in range(COUNT)]
+    options = {"length_fn": lambda sample: 4, "collate_fn": lambda samples: {"numbers": [0] * len(samples)}}
+    assert len(take(make_loader(images, loss_scaling="samples", **options))) > 1
+    check_fails(make_loader(images, **options), r"labels is dict.*or Loss\(scaling='samples'\)")
+
+
 @pytest.mark.parametrize("is_padded", [True, False])
 def test_spans_in_samples_that_the_collator_pads_are_warned_of(is_padded: bool) -> None:
     """Spec: R4.7. Checks: WEIGHT. The gradient of transformers' models was off by half."""

@@ -66,7 +66,8 @@ def _count_labels(labels: object, is_shifted: bool) -> int:
         return sum(_count_labels(row, is_shifted) for row in labels)
     if not isinstance(labels, Sequence) or isinstance(labels, str):
         raise SampleError(
-            f"labels is {type(labels).__name__}, expected a tensor, an array or a sequence; pass {COUNTING}"
+            f"labels is {type(labels).__name__}, expected a tensor, an array or a sequence; pass {COUNTING}, or "
+            "Loss(scaling='samples') for a mean over samples"
         )
     return sum(label != IGNORE_INDEX for label in labels[int(is_shifted) :])
 
@@ -114,6 +115,8 @@ class SupervisedCounter:
                     "to count the labels that carry loss, or Loss(scaling='samples')"
                 )
             return int(ignored.ndim > 0 or not ignored)
+        if not self.is_checked and isinstance(labels, Mapping):  # the boxes of an image, for example
+            return self.length_fn(sample)
         count, width = _count_labels(labels, self.is_shifted), get_width(labels)
         if self.is_checked:
             _check_masks(sample, labels)
