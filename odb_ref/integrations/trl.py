@@ -35,14 +35,13 @@ from typing import Final, Protocol, Unpack, runtime_checkable
 from transformers import Trainer
 
 from odb_ref.integrations.hf import ODBTrainer, enable
-from odb_ref.integrations.hf.data import PAIRS, CollatedLength, has_pairs
+from odb_ref.integrations.hf.data import OF_TRL, PAIRS, CollatedLength, has_pairs
 from odb_ref.integrations.hf.options import ODBOptions, TrainerArguments
 from odb_ref.torch import UsageError
 from odb_ref.torch.settings import check_spelling, spread
 
 _MASK: Final = "completion_mask"
 _CUT: Final = ("input_ids", "labels", _MASK, "assistant_masks")
-_TRAINERS: Final = ("SFTTrainer", "DPOTrainer", "RewardTrainer")
 
 
 def configure_trainer(
@@ -126,9 +125,9 @@ def _change(kept: slice[int | None, int | None, None], is_mask_used: bool, rows:
 def _check_trainer(trainer: Trainer) -> None:
     """Refuses trainers that make their samples in the step, or average their loss over units that are not known here."""
     name = next((kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")), None)
-    if name is not None and name not in _TRAINERS:
+    if name is not None and name not in OF_TRL:
         raise UsageError(
-            f"{name} is not supported ({', '.join(_TRAINERS)} are), because it is not known what its loss is a mean over. If "
+            f"{name} is not supported ({', '.join(OF_TRL)} are), because it is not known what its loss is a mean over. If "
             "that is samples, or their tokens with a label, and each sample has input_ids, use "
             "odb_ref.integrations.hf.enable(trainer, ODBOptions(...)). A Trainer that generates what it trains on needs its "
             "own batches, and so does one whose loss compares the samples of a batch (KTO)"

@@ -84,7 +84,11 @@ def test_a_run_that_made_no_trainer_of_ours_is_no_success(ran: list[Any]) -> Non
     assert ran == [{"stage": "sft", "do_train": True}, {"stage": "sft", "do_predict": True}]
 
 
-class Storing(Trainer):  # type: ignore[misc]
+class DPOTrainer(Trainer):  # type: ignore[misc]
+    """A base of LLaMA-Factory's trainer for pairs, with the name of TRL's."""
+
+
+class Storing(DPOTrainer):
     """Stores a metric of each pass, as LLaMA-Factory's trainer for pairs does: the loss, which is logged weighted."""
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:

@@ -27,6 +27,9 @@ from odb_ref.torch.reading.tasks import is_pair, measure_rows
 PAIRS: Final[dict[str, object]] = {"split": split_pairs, "count": count_pairs}
 """Options of `ODBOptions` that halve the batches of TRL's and LLaMA-Factory's preference collators."""
 
+OF_TRL: Final = ("SFTTrainer", "DPOTrainer", "RewardTrainer")
+"""The Trainers of TRL whose losses are known."""
+
 
 @dataclass(frozen=True, slots=True)
 class CollatedLength:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from odb_ref.integrations.accelerate import accumulating
+from odb_ref.integrations.hf.data import OF_TRL
 from odb_ref.integrations.hf.evaluation import EvaluatingTrainer
 from odb_ref.integrations.hf.gathering import gathering
 from odb_ref.integrations.hf.options import STEP_INFO, Inputs
@@ -136,8 +137,8 @@ class SteppingTrainer(EvaluatingTrainer):
 
         Raises: UsageError when it depends on how an update is divided.
         """
-        # These note metrics of each loss that they compute, and their losses are known by name.
-        is_noting = hasattr(self, "store_metrics") or any(k.__module__.startswith("trl.") for k in type(self).__mro__)
+        # These note metrics of each loss that they compute, and their losses are checked by name.
+        is_noting = not {kind.__name__ for kind in type(self).__mro__}.isdisjoint(OF_TRL)
         is_apart = self.args.world_size > 1 and self.odb.settings.get("shard") == "given"
         is_tried = self.odb.checks_loss and self.takes_step_info and not is_noting and not is_apart
         # The engine of DeepSpeed follows the order of passes. A loss of routers depends on the batch, which is warned of.
