@@ -35,13 +35,15 @@ def test_a_master_that_is_this_host_alone_is_reached_by_loopback(monkeypatch: py
 @pytest.mark.parametrize(
     ("sources", "of_host", "address"),
     [
-        ({"node0": "10.1.0.7", interface._ELSEWHERE: "192.168.1.7"}, [], "10.1.0.7"),
+        ({"node0": "10.1.0.7", interface._ELSEWHERE[0]: "192.168.1.7"}, [], "10.1.0.7"),
         # Debian writes a name of loopback for the host itself into /etc/hosts.
-        ({"node0": "127.0.1.1", interface._ELSEWHERE: "192.168.1.7"}, [], "192.168.1.7"),
+        ({"node0": "127.0.1.1", interface._ELSEWHERE[0]: "192.168.1.7"}, [], "192.168.1.7"),
         ({"node0": "127.0.1.1"}, ["fe80::1%eth0", "10.1.0.7"], "10.1.0.7"),
+        ({"node0": "127.0.1.1", interface._ELSEWHERE[1]: "fd00::7"}, [], "fd00::7"),
+        ({"node0": "127.0.1.1"}, [], "10.1.0.8"),
         ({}, [], "127.0.0.1"),
     ],
-    ids=["that reaches the master", "that others reach", "of this host", "loopback"],
+    ids=["that reaches the master", "that others reach", "of this host", "of IPv6", "of an interface", "loopback"],
 )
 def test_the_address_is_the_first_that_others_can_reach(
     sources: dict[str, str], of_host: list[str], address: str, monkeypatch: pytest.MonkeyPatch
@@ -50,6 +52,9 @@ def test_the_address_is_the_first_that_others_can_reach(
     monkeypatch.setenv("MASTER_ADDR", "node0")
     monkeypatch.setattr(interface, "_find_source_of", lambda target: sources.get(target, ""))
     monkeypatch.setattr(interface, "_find_addresses_of_host", lambda: of_host)
+    read = {"lo": "127.0.0.1"} | ({"eth0": "10.1.0.8"} if sources else {})
+    monkeypatch.setattr(interface.socket, "if_nameindex", lambda: list(enumerate(read, 1)))
+    monkeypatch.setattr(interface, "_read_address", read.__getitem__)
     assert choose_address(HashStore()) == address
 
 

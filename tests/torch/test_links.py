@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import struct
 import threading
@@ -13,12 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import pytest
-from torch.distributed import HashStore, PrefixStore
+from torch.distributed import HashStore, TCPStore
+from torch.distributed.distributed_c10d import Store
 
-from odb_ref.core.errors import PeerError
+from odb_ref.core.errors import JobError, PeerError
 from odb_ref.core.events import PeerLost, Report
 from odb_ref.torch.exchange import links as links_module
 from odb_ref.torch.exchange import process_table
+from odb_ref.torch.exchange.bounded_store import LEAST_S
 from odb_ref.torch.exchange.collectives import GatherTransport, Transport
 from odb_ref.torch.exchange.exchange_thread import Exchange
 from odb_ref.torch.exchange.identity import LoaderIdentity
@@ -26,7 +29,7 @@ from odb_ref.torch.exchange.link import End, EndedError, Endpoint, Link, Message
 from odb_ref.torch.exchange.links import Links
 from odb_ref.torch.exchange.listener import MAX_PENDING, Listener, connect
 from odb_ref.torch.exchange.process_table import read_status
-from odb_ref.torch.exchange.rendezvous import _Meeting
+from odb_ref.torch.exchange.rendezvous import _Arrival, _meet, _Meeting
 from odb_ref.torch.exchange.roster import Roster
 from tests.helpers.waiting import count_descriptors, is_in_time
 
@@ -375,8 +378,8 @@ def test_a_greeting_in_pieces_is_one() -> None:
 
 def meet(store: HashStore, rank: int, world_size: int, timeout_s: float, wait_s: float = 0.0) -> Links:
     time.sleep(wait_s)
-    begun, roster = PrefixStore("begun", store), make_roster(rank, world_size)
-    with contextlib.closing(_Meeting(store, begun, roster, IDENTITY, timeout_s=timeout_s)) as meeting:
+    roster = make_roster(rank, world_size)
+    with contextlib.closing(_Meeting(store, "here", roster, IDENTITY, timeout_s=timeout_s)) as meeting:
         return meeting.connect()
 
 
@@ -401,6 +404,52 @@ def test_a_hundred_ranks_meet_and_agree(kind: type[Transport]) -> None:
     answers = run_ranks(world_size, work)
     assert all(answer == ([99, 0], [4950, 100], True) for answer in answers)
     assert count_descriptors() <= before
+
+
+def fail_to_meet(store: Store, timeout_s: float) -> None:
+    """Waits, as rank 1 of 2, for a rank 0 that does not come."""
+    roster = make_roster(1, 2)
+    with contextlib.closing(_Meeting(store, "here", roster, IDENTITY, timeout_s=timeout_s)) as meeting:
+        _meet(meeting, "reduce", roster)
+
+
+def test_a_store_whose_host_is_cut_off_is_waited_for_no_longer_than_allowed() -> None:
+    """Its host accepts what is sent and never answers. The store's own timeout does not apply to that."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        port = probe.getsockname()[1]
+    if not (pid := os.fork()):
+        kept = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        time.sleep(60)
+        del kept
+        os._exit(0)
+    try:
+        store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(JobError, match=r"store of torch.distributed cannot be reached: its host may be cut off"):
+            fail_to_meet(store, 0.5)
+        assert time.monotonic() - began < 2 * LEAST_S
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_parent_that_cannot_be_reached_is_named_with_its_address() -> None:
+    store, nobody = HashStore(), Endpoint(address="127.0.0.1", port=9, secret="00" * 16, host="", pid=0, started=0)
+    store.set("odb_ref/here/0", _Arrival(endpoint=nobody, loader=IDENTITY).encode())
+    with pytest.raises(JobError, match=r"0.2 s: rank 0 could not be reached at 127.0.0.1, port 9: .*refused"):
+        fail_to_meet(store, 0.2)
+
+
+def test_a_link_tries_again_every_second_after_an_outage() -> None:
+    with open_listener(3) as listener, ThreadPoolExecutor(1) as pool:
+        ours = pool.submit(connect, "127.0.0.1", listener.port, SECRET, 3, 2.0)
+        for connection in (accept_all(listener)[3], ours.result()):
+            with contextlib.closing(connection):
+                try:
+                    assert connection.getsockopt(socket.IPPROTO_TCP, 44) == 1000
+                except OSError:
+                    pytest.skip("this system has no TCP_RTO_MAX_MS")
 
 
 def test_a_parent_that_comes_late_finds_its_children(monkeypatch: pytest.MonkeyPatch) -> None:

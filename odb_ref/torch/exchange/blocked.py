@@ -26,7 +26,7 @@ class Wait:
 
     identity: LoaderIdentity
     find_awaited: Callable[[], int]
-    """Returns the rank of the job that the loader waits for, or -1."""
+    """Returns the rank of the job that the loader waits for, or -1. Does not wait itself."""
     end: Callable[[int, str], None]
     """Ends the wait with an error. Takes the rank of the job that is in another loader (-1 if unknown), and the cause."""
     since_s: float | None = None
@@ -65,14 +65,19 @@ def blocked(wait: Wait) -> Iterator[None]:
         remove(wait)
 
 
+def has_others(identity: LoaderIdentity) -> bool:
+    """Returns whether other loaders of this process exchange, or wait to begin: they send what `find_other` returns."""
+    with _lock:
+        return any(wait.identity != identity for wait in _waits)
+
+
 def find_other(identity: LoaderIdentity) -> tuple[str, int]:
     """Returns another loader that this process is blocked in, and the rank of the job it waits for; empty and -1 if none."""
     with _lock:
         others = [wait for wait in _waits if wait.identity != identity and wait.seconds >= NOTICE_S]
     for wait in others:
-        with contextlib.suppress(RuntimeError):  # the store is gone
-            if (awaited := wait.find_awaited()) >= 0:
-                return str(wait.identity), awaited
+        if (awaited := wait.find_awaited()) >= 0:
+            return str(wait.identity), awaited
     return "", -1
 
 

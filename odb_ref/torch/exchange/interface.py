@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -21,15 +22,16 @@ PORTS_VARIABLE: Final = "ODB_REF_PORTS"
 
 _INTERFACE: Final = struct.Struct("256s")
 _SIOCGIFADDR: Final = 0x8915
-_ELSEWHERE: Final = "192.0.2.1"
-"""An address that no host has. Packets to it would take the default route."""
+_ELSEWHERE: Final = ("192.0.2.1", "2001:db8::1")
+"""Addresses that no host has. Packets to them would take the default route."""
 
 
 def choose_address(store: Store) -> str:
     """Returns the one address to listen at: that of the named interface, otherwise the one that reaches the job's master.
 
     On the master's own host its name often resolves to the loopback interface, which no other host can reach. There the address
-    is that of the host name, or of the default route. Loopback is used only if the master's name itself is a loopback name.
+    is that of the host name, of the default route, or of the first interface with one. Loopback is used only if the master's
+    name itself is a loopback name.
 
     Raises: UsageError when there is no interface of that name.
     """
@@ -39,8 +41,9 @@ def choose_address(store: Store) -> str:
     master = find_master(store)
     candidates = [_find_source_of(master)] if master else []
     if not master or not _is_loopback(master):
+        candidates += [*_find_addresses_of_host(), *map(_find_source_of, _ELSEWHERE)]
+        candidates += [_read_address(name) for _, name in socket.if_nameindex()]  # a host may have no default route
         candidates = [address for address in candidates if not _is_loopback(address)]
-        candidates += [*_find_addresses_of_host(), _find_source_of(_ELSEWHERE)]
     for address in filter(None, candidates):
         if not ipaddress.ip_address(address.partition("%")[0]).is_link_local:  # valid only on its own interface
             return address
@@ -96,18 +99,22 @@ def _can_bind(address: str) -> bool:
 
 
 def _find_address_of(interface: str) -> str:
-    try:
-        import fcntl
-    except ImportError:
-        raise UsageError(
-            f"{INTERFACE_VARIABLE} names a network interface, which only Linux supports: unset it"
-        ) from None
+    if sys.platform == "win32":
+        raise UsageError(f"{INTERFACE_VARIABLE} names a network interface, which only Linux supports: unset it")
     known = [name for _, name in socket.if_nameindex()]
     if interface not in known:
         raise UsageError(f"{INTERFACE_VARIABLE} names {interface!r}, but this host has only {', '.join(known)}")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, _INTERFACE.pack(interface.encode()[:15]))
-        return socket.inet_ntoa(answer[20:24])
+    return _read_address(interface)
+
+
+def _read_address(interface: str) -> str:
+    """Returns the IPv4 address of an interface, or an empty string if it has none, or the system does not tell."""
+    if sys.platform != "win32":
+        import fcntl
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, _INTERFACE.pack(interface.encode()[:15]))
+            return socket.inet_ntoa(answer[20:24])
     return ""
 
 

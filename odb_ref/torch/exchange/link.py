@@ -101,6 +101,9 @@ class Endpoint:
     pid: int
     started: int
 
+    def __str__(self) -> str:
+        return f"{self.address}, port {self.port}"
+
 
 @dataclass(slots=True, eq=False)
 class Link:

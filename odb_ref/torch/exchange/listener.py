@@ -12,16 +12,22 @@ confirmation rejects connections that were not accepted for so long that the con
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import selectors
 import socket
 import struct
+import sys
 from collections.abc import Iterable
 from typing import Final
 
 SECRET_BYTES: Final = 16
 MAX_PENDING: Final = 64
 """How many handshakes may be pending. Beyond that, the oldest one that has not shown the secret is dropped."""
+
+_TCP_RTO_MAX_MS: Final = 44
+"""The option of Linux 6.15 and later that limits the time between two attempts to send what was lost."""
+_RESEND_MS: Final = 1000
 
 _REQUEST: Final = struct.Struct(f"!{SECRET_BYTES}sI")
 _ACCEPTED: Final = b"+"
@@ -61,7 +67,7 @@ class Listener:
         except (BlockingIOError, ConnectionAbortedError):
             return
         connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _set_options(connection)
         if len(self._pending) >= MAX_PENDING:
             unknown = (item for item, received in self._pending.items() if len(received) < _REQUEST.size)
             self._refuse(next(unknown, connection))
@@ -118,15 +124,23 @@ def connect(address: str, port: int, secret: bytes, rank: int, wait_s: float) ->
     """Connects to a rank on behalf of ``rank``, and returns the connection once it is accepted. Raises: OSError."""
     connection = socket.create_connection((address, port), wait_s)
     try:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _set_options(connection)
         connection.sendall(_REQUEST.pack(secret, rank))
         if connection.recv(len(_ACCEPTED)) != _ACCEPTED:
-            raise ConnectionRefusedError
+            raise ConnectionRefusedError("this process was not let in")
         connection.sendall(_CONFIRMED)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _set_options(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if sys.platform == "linux":
+        # Otherwise that time doubles, so after an outage of some seconds a link could be silent for as long again.
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RESEND_MS)
 
 
 def _listen(address: str, ports: Iterable[int]) -> socket.socket:

@@ -21,9 +21,10 @@ from typing import Final
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from odb_ref.core.errors import JobError, OdbError, UsageError
+from odb_ref.core.errors import JobError, UsageError
 from odb_ref.core.events import PeerLost, Report
-from odb_ref.torch.exchange.blocked import Wait, blocked
+from odb_ref.torch.exchange.blocked import NOTICE_S, Wait, blocked, has_others
+from odb_ref.torch.exchange.bounded_store import BoundedStore, StoreError
 from odb_ref.torch.exchange.collectives import TRANSPORTS, Transport, compute_tree
 from odb_ref.torch.exchange.identity import LoaderIdentity, describe_crossed, get_generation
 from odb_ref.torch.exchange.interface import choose_address, list_ports
@@ -63,17 +64,9 @@ def make_transport(roster: Roster, identity: LoaderIdentity, name: str, timeout_
     met[roster.processes] += 1
     digest = hashlib.sha256(repr(roster.processes).encode()).hexdigest()[:12]
     store = _get_store(group)
-    keys = PrefixStore(f"odb_ref/{digest}/{met[roster.processes]}", store)
-    begun = PrefixStore("odb_ref/begun", store)
-    try:
-        meeting = _Meeting(keys, begun, roster, identity, timeout_s=timeout_s)
-        with contextlib.closing(meeting):
-            return _meet(meeting, name, roster)
-    except OdbError:
-        raise
-    except RuntimeError as error:
-        cause = "the store of torch.distributed cannot be reached: the other ranks may have given up and ended"
-        raise JobError(f"the exchange could not be set up: {cause}", rank=None, cause=cause) from error
+    place = f"{digest}/{met[roster.processes]}"
+    with contextlib.closing(_Meeting(store, place, roster, identity, timeout_s=timeout_s)) as meeting:
+        return _meet(meeting, name, roster)
 
 
 def _get_store(group: dist.ProcessGroup) -> Store:
@@ -92,19 +85,19 @@ def _meet(meeting: _Meeting, name: str, roster: Roster) -> Transport:
         return transport
     except BaseException as error:
         end: PeerLost | None
-        if isinstance(error, _GaveUpError | TimeoutError):
-            end = meeting.give_up()
-        elif isinstance(error, dist.DistError):  # the store is gone
-            end = meeting.missed
-        else:
-            end = meeting.find_end()
+        try:
+            end = meeting.give_up() if isinstance(error, _GaveUpError | TimeoutError) else meeting.find_end()
+        except StoreError:
+            end = None
+        if end is None and isinstance(error, _GaveUpError | TimeoutError | StoreError):
+            end = meeting.describe_store_loss()
         if transport is not None:
             if end is not None:
                 transport.links.end(End(end))
             transport.links.close()
         if end is None and isinstance(error, EndedError):
             end = error.end.loss
-        if end is None:
+        if end is None or not isinstance(error, Exception):
             raise
         raise JobError(f"the exchange could not be set up: {end.cause}", rank=end.rank, cause=end.cause) from error
 
@@ -145,15 +138,12 @@ _MEET_AGAIN: Final = "; after ranks were in different loaders, make a new proces
 class _Meeting:
     """The steps by which one process, identified by its index in the roster, joins the exchange."""
 
-    def __init__(
-        self, store: Store, begun: Store, roster: Roster, identity: LoaderIdentity, *, timeout_s: float
-    ) -> None:
-        self._store = store
-        self._begun = begun
-        """For each rank of the job, a text that says what it waits in. Read by ranks that wait for it elsewhere."""
+    def __init__(self, store: Store, place: str, roster: Roster, identity: LoaderIdentity, *, timeout_s: float) -> None:
+        self._store = BoundedStore(PrefixStore("odb_ref", store), timeout_s)
+        self._place = place
+        """The prefix of the keys of this meeting."""
         self._roster = roster
         self._index = roster.index
-        self._job_rank = str(roster.processes[roster.index])
         self._timeout_s = timeout_s
         self._began = time.monotonic()
         self._next_log = self._began + timeout_s / 2
@@ -175,6 +165,10 @@ class _Meeting:
         self._own = _Arrival(endpoint=endpoint, loader=identity)
         self._links: dict[int, Link] = {}
         self._is_connected = False
+        self._obstacle = ""
+        """Why the last attempt to connect to the parent failed, if it did."""
+        self._awaited = -1
+        """The rank of the job that this process waits for, or -1. Kept for heartbeats, which must not wait for the store."""
         self.missed: PeerLost | None = None
         """Why other ranks that waited for this one have given up, perhaps in an earlier generation."""
 
@@ -183,9 +177,9 @@ class _Meeting:
         if (said := self._read_end()) is not None:
             end, _ = said
             self.missed = end if end.rank == self._roster.rank else None
-        self._store.set(str(self._index), self._own.encode())
-        self._begun.set(self._job_rank, f"it waits in {self._own.loader}")
-        with blocked(Wait(self._own.loader, self._find_awaited, self._end_crossed)):
+        self._store.set(self._key(self._index), self._own.encode())
+        self._store.set(self._begun_key(self._index), f"it waits in {self._own.loader}")
+        with blocked(Wait(self._own.loader, lambda: self._awaited, self._end_crossed)):
             if self._parent is not None:
                 self._connect_to(self._parent)
             while self._listener.awaited:
@@ -194,14 +188,28 @@ class _Meeting:
         self._is_connected = True
         return Links(self._index, self._links, self._timeout_s, self._roster.name_process)
 
+    def _key(self, index: int) -> str:
+        """Returns the key of a process's entry."""
+        return f"{self._place}/{index}"
+
+    def _begun_key(self, index: int) -> str:
+        """Returns the key of a text that says what a process waits in, for ranks that wait for it in any loader."""
+        return f"begun/{self._roster.processes[index]}"
+
     def _connect_to(self, index: int) -> None:
         """Connects to the address that the process wrote last. It may be stale, from an earlier generation, so this retries."""
         pause_s = 0.01
         while True:
             if (entry := self._read(index)) is not None:
-                with contextlib.suppress(OSError):
-                    at = entry.endpoint
-                    self._link(index, connect(at.address, at.port, bytes.fromhex(at.secret), self._index, CONNECT_S))
+                at = entry.endpoint
+                try:
+                    connection = connect(at.address, at.port, bytes.fromhex(at.secret), self._index, CONNECT_S)
+                except OSError as error:
+                    whom = self._roster.name_process(index)
+                    self._obstacle = f"{whom} could not be reached at {at}: {error}"
+                else:
+                    self._obstacle = ""
+                    self._link(index, connection)
                     return
             self.check_time()
             pause_s = self._pause(pause_s)
@@ -233,7 +241,7 @@ class _Meeting:
 
     def _read(self, index: int) -> _Arrival | None:
         """Returns a process's entry, or None if it has written none or given up."""
-        said = self._store.get(str(index)) if self._store.check([str(index)]) else b""
+        said = self._store.get(self._key(index)) if self._store.check(self._key(index)) else b""
         return _Arrival.decode(said) if said else None
 
     def _is_here(self, endpoint: Endpoint) -> bool:
@@ -251,6 +259,8 @@ class _Meeting:
         if self.find_end() is not None:
             raise _GaveUpError
         now = time.monotonic()
+        if now >= self._began + NOTICE_S / 2 and has_others(self._own.loader):
+            self._awaited = self._compute_awaited()
         if now >= self._began + self._timeout_s:
             raise TimeoutError
         if now >= self._next_log:
@@ -258,17 +268,19 @@ class _Meeting:
             missing = self._find_missing()
             name = self._roster.name_process
             waits_for = f"{name(missing[0])}, which has not started its loader" if missing else "the ranks to connect"
+            if not missing and (obstacle := self._describe_obstacle()):
+                waits_for += f": {obstacle}"
             logger.warning("%s waits for %s (for %.0f s)", name(self._index), waits_for, now - self._began)
 
     def _find_missing(self) -> list[int]:
         return [index for index in range(len(self._roster.processes)) if self._read(index) is None]
 
-    def _find_awaited(self) -> int:
+    def _compute_awaited(self) -> int:
         """Returns the first rank of the job that has not arrived, or -1 if all have."""
-        keys = [str(index) for index in range(len(self._roster.processes))]
-        if self._store.check(keys):
+        keys = [self._key(index) for index in range(len(self._roster.processes))]
+        if self._store.check(*keys):
             return -1
-        first = bisect_left(range(len(keys)), True, key=lambda index: not self._store.check(keys[: index + 1]))
+        first = bisect_left(range(len(keys)), True, key=lambda index: not self._store.check(*keys[: index + 1]))
         return self._roster.processes[first]
 
     def _end_crossed(self, rank: int, cause: str) -> None:
@@ -279,9 +291,10 @@ class _Meeting:
         rank = None if index is None else index // self._roster.peers
         entries = map(self._read, range(len(self._roster.processes)))
         come = [entry.endpoint.secret for entry in entries if entry is not None]
-        before = self._store.get("end").decode() if self._store.check(["end"]) else ""
+        key = f"{self._place}/end"
+        before = self._store.get(key).decode() if self._store.check(key) else ""
         if self.find_end() is None:  # an entry that exists may be for others, for example from an earlier generation
-            self._store.compare_set("end", before, json.dumps([rank, cause, come]))
+            self._store.compare_set(key, before, json.dumps([rank, cause, come]))
 
     def give_up(self) -> PeerLost:
         """Returns why the ranks have not met, and the first one missing, as the first rank to give up reported it."""
@@ -294,12 +307,12 @@ class _Meeting:
             is_other = own not in self.missed.cause
             return PeerLost(self.missed.rank, self.missed.cause + _MEET_AGAIN) if is_other else self.missed
         cause = f"the ranks could not connect to each other within {self._timeout_s:g} s"
-        if not missing and self._parent is not None and self._parent not in self._links:
-            cause += f": {self._roster.name_process(self._parent)} cannot be reached at the address that it announced"
+        if obstacle := self._describe_obstacle():
+            cause += f": {obstacle} (GLOO_SOCKET_IFNAME chooses the interface, ODB_REF_PORTS the ports)"
         if missing:
             more = f", nor have {len(missing) - 1} others" if missing[1:] else ""
-            rank = str(self._roster.processes[missing[0]])
-            begun = self._begun.get(rank).decode() if self._begun.check([rank]) else ""
+            key = self._begun_key(missing[0])
+            begun = self._store.get(key).decode() if self._store.check(key) else ""
             begun += _MEET_AGAIN if begun.endswith(own) else ""
             where = f" ({begun})" if begun else ""
             cause = (
@@ -308,6 +321,20 @@ class _Meeting:
             )
         self._say_end(missing[0] if missing else None, cause)
         return self.find_end() or PeerLost(None, cause)
+
+    def _describe_obstacle(self) -> str:
+        """Returns which connection of this process is missing, once all ranks have started. Empty if none is."""
+        if self._obstacle or not self._listener.awaited:
+            return self._obstacle
+        child, own = map(self._roster.name_process, (min(self._listener.awaited), self._index))
+        return f"{child} has not connected to {own} at {self._own.endpoint}"
+
+    def describe_store_loss(self) -> PeerLost:
+        """Returns why this process has not met the others, if it cannot ask the store."""
+        reason = "its host may be cut off, or the other ranks may have given up and ended"
+        cause = f"the store of torch.distributed cannot be reached: {reason}"
+        before = f". Before that, {self._obstacle}" if self._obstacle else ""
+        return self.missed or PeerLost(None, cause + before)
 
     def find_end(self) -> PeerLost | None:
         """Returns the reason that a rank that gave up wrote for this one, or None."""
@@ -318,16 +345,17 @@ class _Meeting:
 
     def _read_end(self) -> tuple[PeerLost, list[str]] | None:
         """Returns why ranks did not meet, as stored, and the secrets of the processes it is addressed to; or None."""
-        if not self._store.check(["end"]):
+        key = f"{self._place}/end"
+        if not self._store.check(key):
             return None
-        rank, cause, come = json.loads(self._store.get("end"))
+        rank, cause, come = json.loads(self._store.get(key))
         return PeerLost(rank, cause), come
 
     def forget(self) -> None:
         """Removes this process's entries. Only after all have met: a read of a key that was just deleted would block."""
-        with contextlib.suppress(RuntimeError):
-            self._store.delete_key(str(self._index))
-            self._begun.delete_key(self._job_rank)
+        with contextlib.suppress(StoreError):
+            self._store.delete(self._key(self._index))
+            self._store.delete(self._begun_key(self._index))
 
     def close(self) -> None:
         """Stops accepting connections, and closes those made so far unless all have connected. Only after `give_up`, so that
@@ -336,8 +364,8 @@ class _Meeting:
         self._listener.close()
         if self._is_connected:
             return
-        with contextlib.suppress(RuntimeError):
-            self._store.set(str(self._index), "")
-            self._begun.set(self._job_rank, f"it has given up {self._own.loader}")
+        with contextlib.suppress(StoreError):
+            self._store.set(self._key(self._index), "")
+            self._store.set(self._begun_key(self._index), f"it has given up {self._own.loader}")
         for link in self._links.values():
             link.connection.close()
