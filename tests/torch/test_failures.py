@@ -264,6 +264,21 @@ def test_a_killed_process_is_named_in_time(tmp_path: Path) -> None:
     check_traced(tmp_path)
 
 
+def test_a_rank_inside_a_step_logs_who_is_lost() -> None:
+    """Its step may wait for the lost rank for as long as the process group does, and then name nobody."""
+
+    def stay_inside(rank: int) -> bool:
+        lines = listen()
+        with make_loader(Numbers(0, 200)) as loader:
+            steps = iter(loader)
+            next(steps)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return is_in_time(lambda: any(re.search("rank 1 is lost.*rank 0 holds step 0:", line) for line in lines), 4)
+
+    assert run_ranks(2, stay_inside)[0].value
+
+
 def test_a_killed_loader_process_is_named_on_all_ranks() -> None:
     def read_and_lose_the_loader_process(rank: int) -> None:
         # Far more than a pipe holds is on its way at that time. Nothing that waits for it to be read may stay.

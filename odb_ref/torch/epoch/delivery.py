@@ -13,7 +13,7 @@ from typing import Final
 from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import JobError, OdbError, UsageError
-from odb_ref.core.events import ConsumerStopped, Event, Urged
+from odb_ref.core.events import ConsumerStopped, Event, PeerLost, Urged
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import compute_counts
 from odb_ref.torch.epoch.driver import CHANGED, EpochDriver
@@ -81,6 +81,18 @@ class Delivery:
         if isinstance(event, Urged) and self.driver.service.is_inline and self._substitute is None:
             self._substitute = threading.Thread(target=self._work_unasked, name="odb-substitute", daemon=True)
             self._substitute.start()
+        if isinstance(event, PeerLost) and not (self._is_asking or self._has_left):
+            self._log_loss()
+
+    def _log_loss(self) -> None:
+        """Logs a loss of which the consumer, inside a step, would learn only with the next one."""
+        exchange = self.driver.exchange
+        logger.warning(
+            "%s (%s holds step %d: in a collective with the lost rank it waits until its process group gives up)",
+            make_error(self.driver.state.outcome, exchange.roster, exchange.notes),
+            exchange.roster.name_process(exchange.roster.index),
+            self.driver.state.taken_steps - 1,
+        )
 
     # Taking ----------------------------------------------------------------------------------------------------------
 
