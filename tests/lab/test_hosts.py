@@ -113,6 +113,20 @@ def test_a_link_that_is_cut_for_long_names_who_is_behind_it(lab: Lab) -> None:
     check_named(results[2:], 0, "its host cannot be reached")
 
 
+def begin_later(rank: int) -> int:
+    time.sleep(2)
+    return read(rank, -1, 0, {})
+
+
+@pytest.mark.slow
+def test_a_host_cut_off_before_a_loader_begins_waits_no_longer_than_allowed_for_the_store(lab: Lab) -> None:
+    """The store is on the other host. What is asked of it then has no answer, and no end of its own."""
+    results = lab.run([0, 1], begin_later, meanwhile=cut(1, 1, 9))
+    check_named(results[:1], 1, "rank 1 has not")
+    assert (results[1].error, "its host may be cut off" in results[1].text) == ("JobError", True), results
+    assert max(result.seconds for result in results) < 2 + 4 + 3
+
+
 def start_late(rank: int, late: int, delay_s: float) -> list[str]:
     """Returns what this rank logged while it waited."""
     lines = listen()
