@@ -481,6 +481,21 @@ def test_an_exchange_that_was_never_used_says_that_its_loader_is_closed() -> Non
         assert find_end(pair[0]) == PeerLost(1, "its loader is closed")
 
 
+def test_a_consumer_is_told_of_a_loss_before_the_links_are_closed(
+    raw: tuple[Links, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing waits for the other end. Until the consumer was told, its log said that it waited for itself."""
+    links, other = raw
+    order: list[str] = []
+    monkeypatch.setattr(links, "close", lambda close=links.close: (order.append("closed"), close()))
+    exchange = Exchange(Transport(links, make_roster(0, 2)), IDENTITY)
+    exchange.open(lambda _: order.append("told"), str)
+    payload = End(PeerLost(1, "it fell")).encode()
+    other.sendall(HEADER.pack(MessageKind.END, len(payload)) + payload)
+    assert exchange.join(5)
+    assert order == ["told", "closed"]
+
+
 def test_fifty_exchanges_in_one_process_leave_nothing() -> None:
     before, threads = count_descriptors(), threading.active_count()
     for _ in range(50):

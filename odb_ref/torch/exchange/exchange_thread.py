@@ -331,8 +331,9 @@ class Exchange:
         if transport is not None:
             # Otherwise a rank that sees the connection close before it learns why would report this process as gone.
             transport.links.end(end)
-            transport.links.close()
         if submit is not None:
             submit(event)
+        if transport is not None:
+            transport.links.close()  # takes a moment, for which the consumer need not wait
         if end.is_crossed:
             end_all(-1 if end.loss.rank is None else self.roster.processes[end.loss.rank], end.loss.cause)
