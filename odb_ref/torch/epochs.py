@@ -173,7 +173,9 @@ class Epochs(Generic[Batch]):
         ``compute`` returns the loss of a batch. It is called a few times, and should be in the model's ``eval`` mode, without
         dropout. All ranks must call this. Spec: R4.7.
 
-        Raises: UsageError when the loss depends on how an update is divided, for example because it compares samples.
+        Warns if the gradient depends on how an update is divided.
+
+        Raises: UsageError when the loss itself does, for example because it compares samples.
         """
         return LossCheck(
             order=self._order,

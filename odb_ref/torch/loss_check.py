@@ -34,6 +34,9 @@ _MOST_VALUES: Final = 2**20
 _SHARE: Final = 0.02
 _SHARE_IN_HALF: Final = 0.1
 """A difference above this share of a gradient is not one of rounding, in single and in half precision."""
+_REFUSED_SHARE: Final = 0.1
+"""If the losses differ by more, the loss compares samples, or divides by something else. If only the gradients do, padding may
+be the cause, which plain training bears too, so that is only warned of."""
 _FACTOR: Final = 2.0**10
 """Keeps small gradients from becoming 0 in half precision."""
 
@@ -141,34 +144,34 @@ class LossCheck:
         return self.spec.label_check.collate(self.spec.collate_fn, samples, counted, lambda text: None)
 
     def _judge(self, whole: _Tried, first: _Tried, second: _Tried, scale: float, least: float) -> str:
-        """Returns what to warn of, or an empty string. Raises: UsageError when no weights are near."""
+        """Returns what to warn of, or an empty string. Raises: UsageError when the loss differs, or a setting is right."""
         is_sum, is_each = self.weighting.reduction is LossReduction.SUM, self.weighting.scaling is LossScaling.SAMPLES
-        total, of_samples = first.gradient + second.gradient, _average(first, second, is_each=True)
-        expected = total if is_sum else _average(first, second, is_each=is_each)
+        pair = first, second
+        expected = _combine(pair, is_sum=is_sum, is_each=is_each)
 
-        def differs(other: Tensor, share: float) -> bool:
-            return float((whole.gradient - other).norm()) > share * scale
+        def differs(other: Tensor) -> bool:
+            return float((whole.gradient - other).norm()) > least * scale
 
-        if not differs(expected, least):
+        if not differs(expected.gradient):
             return ""
         said = (
             f"the gradient of {whole.samples} samples in one batch differs from that of two batches (by "
-            f"{float((whole.gradient - expected).norm()) / scale:.0%}; the losses: {whole.loss:.5g}, and {first.loss:.5g} with "
-            f"{second.loss:.5g}), so it depends on how an update is divided"
+            f"{float((whole.gradient - expected.gradient).norm()) / scale:.0%}; the losses: {whole.loss:.5g}, and "
+            f"{first.loss:.5g} with {second.loss:.5g}), so it depends on how an update is divided"
         )
         way = second.gradient - first.gradient
         share = float((whole.gradient - first.gradient) @ way) / max(float(way @ way), 1e-300)
-        if is_each and not is_sum and 0 < share < 1 and not differs(first.gradient + share * way, least):
+        if is_each and not is_sum and 0 < share < 1 and not differs(first.gradient + share * way):
             return (
                 f"{said}. The loss is not a mean over samples, so the weights are only near, as for a mean over tokens"
             )
-        if not differs(total, least):
-            advice = "The loss is a sum: pass Loss(reduction='sum'), or return the mean"
-        elif not differs(of_samples, least):
-            advice = "The loss is a mean over samples: pass Loss(scaling='samples')"
-        else:
-            advice = _ADVICE
-        raise UsageError(f"{said}. {advice}")
+        if not differs(_combine(pair, is_sum=True, is_each=False).gradient):
+            raise UsageError(f"{said}. The loss is a sum: pass Loss(reduction='sum'), or return the mean")
+        if not differs(_combine(pair, is_sum=False, is_each=True).gradient):
+            raise UsageError(f"{said}. The loss is a mean over samples: pass Loss(scaling='samples')")
+        if abs(whole.loss - expected.loss) > _REFUSED_SHARE * max(abs(whole.loss), abs(expected.loss)):
+            raise UsageError(f"{said}. {_ADVICE}")
+        return f"{said}. {_ADVICE}"
 
 
 def _halve(found: list[Pair]) -> list[tuple[list[Pair], list[Pair]]]:
@@ -178,9 +181,17 @@ def _halve(found: list[Pair]) -> list[tuple[list[Pair], list[Pair]]]:
     return [(found[:half], found[half:]), (found[::2], found[1::2]), (outer, inner)]
 
 
-def _average(first: _Tried, second: _Tried, *, is_each: bool) -> Tensor:
-    one, two = (part.samples if is_each else part.supervised for part in (first, second))
-    return (first.gradient * one + second.gradient * two) / (one + two)
+def _combine(pair: tuple[_Tried, _Tried], *, is_sum: bool, is_each: bool) -> _Tried:
+    """Returns what one batch of both would give if its loss were a sum, or a mean over samples or supervised tokens."""
+    counts = [part.samples if is_each else part.supervised for part in pair]
+    one, two = (1.0, 1.0) if is_sum else (count / sum(counts) for count in counts)
+    first, second = pair
+    return _Tried(
+        first.samples + second.samples,
+        first.supervised + second.supervised,
+        one * first.loss + two * second.loss,
+        one * first.gradient + two * second.gradient,
+    )
 
 
 def _walk(loss: Tensor) -> Iterator[Node]:

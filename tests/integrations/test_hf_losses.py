@@ -361,6 +361,22 @@ def test_a_mean_over_tokens_that_is_weighed_by_samples_is_warned_of_once(tmp_pat
     assert said.count("the weights are only near, as for a mean over tokens") == 1
 
 
+class Weighing(Trainer):  # type: ignore[misc]
+    """Weighs classes, so each batch divides by a number of its own. The loss of a model that knows nothing hardly shows it."""
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        logits = model(inputs["input_ids"]).logits[:, :-1].flatten(0, 1)
+        weights = (1 + 9 * (torch.arange(logits.shape[1]) % 2)).to(logits)
+        return nn.functional.cross_entropy(logits, inputs["labels"][:, 1:].flatten(), weights)
+
+
+def test_a_gradient_that_depends_on_it_is_warned_of(tmp_path: Path) -> None:
+    """Spec: R4.7. Checks: WEIGHT. Padding could be the cause, and the same in plain training, so it is not refused."""
+    for kind, is_told in ((Trainer, False), (Weighing, True)):
+        _, said = train(tmp_path, ODBOptions(token_budget=200), make_model(), kind)
+        assert ("so it depends on how an update is divided" in said) is is_told
+
+
 def test_trying_a_loss_changes_no_weight(tmp_path: Path) -> None:
     """Spec: R4.7. Random draws of the model stay those of training."""
     found = []

@@ -62,8 +62,8 @@ class ODBOptions:
     ``token_budget``, or None to keep the current one. The lowest of all ranks' values applies to all of them from the same step
     on, within two windows. For a budget that depends on the step, use the loader's ``budget_schedule``."""
     checks_loss: bool = True
-    """Whether training first tries, with some samples, whether the loss depends on how an update is divided
-    (`ODBDataLoader.check_loss`). ``compute_loss`` is called four times for this, without gradients, in ``eval`` mode."""
+    """Whether training first tries, with at most eight samples, whether the loss depends on how an update is divided
+    (`ODBDataLoader.check_loss`). ``compute_loss`` is called eight times for this, in ``eval`` mode."""
     survives_out_of_memory: bool = False
     """Whether a batch that does not fit is halved on its rank, with the same gradients on all ranks (see
     `odb_ref.torch.loop.StepGuard`). Each failure is counted (``out_of_memory`` in the logs), and lowers the budget of all

@@ -149,10 +149,14 @@ class SteppingTrainer(EvaluatingTrainer):
         tried = model if is_sharded(model) else self.model
         modes = {part: part.training for part in tried.modules()}
         tried.eval()
+        # The passes of a sharded model have collectives, and one without its backward pass would confuse it. A model that
+        # recomputes activations has no room for them.
+        is_light = is_sharded(model) or self.args.gradient_checkpointing
         try:
-            # The passes of a sharded model have collectives, and one without its backward pass would confuse it.
-            with torch.no_grad() if is_sharded(model) else nullcontext():
+            with torch.no_grad() if is_light else nullcontext():
                 self._updates.loader.check_loss(partial(self._compute_tried, tried))
+        except UsageError as error:
+            raise UsageError(f"{error}. To train nevertheless, pass ODBOptions(checks_loss=False)") from error
         finally:
             for part, mode in modes.items():
                 part.training = mode
