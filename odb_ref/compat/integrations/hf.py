@@ -156,6 +156,7 @@ def configure_trainer(
             token_budget=config.token_budget,
             max_samples=sample_budget,
             follows_samples=scheduler_progress == "samples",
+            checks_loss=False,  # the release calls `compute_loss` for batches of training alone
             loader=arrange({name: value for name, value in options.items() if name != "token_budget"}),  # type: ignore[arg-type]
         ),
     )
