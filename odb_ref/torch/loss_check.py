@@ -128,14 +128,17 @@ class LossCheck:
             if isinstance(measured, Measured) and (measured.supervised or not self.weighting.needs_supervised):
                 found.append((measured, sample))
         found.sort(key=lambda pair: pair[0].length)
-        while found:
-            group = [Sample(number, number, one.length, 0, one.costs) for number, (one, _) in enumerate(found)]
-            used = zip(*(one.costs for one, _ in found), strict=True)
-            is_within = all(sum(amounts) <= limit for amounts, limit in zip(used, self.config.limits, strict=True))
-            if is_within and self.config.layout.compute_tokens(tuple(group)) <= self.config.budget_tokens:
-                break
+        while len(found) > 1 and self._count_groups(found) > 1:
             found.pop()
         return found
+
+    def _count_groups(self, found: list[Pair]) -> int:
+        samples = [Sample(number, number, one.length, 0, one.costs) for number, (one, _) in enumerate(found)]
+        config = self.config
+        groups = config.order.compute_groups(
+            samples, config.layout, config.budget_tokens, config.limits, sizes=config.sizes
+        )
+        return len(groups)
 
     def _make(self, part: list[Pair]) -> object:
         """Returns a batch. Raises: LabelError, which the loader itself raises again, and what ``collate_fn`` raises."""

@@ -6,15 +6,19 @@
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 
 from odb_ref.integrations.deepspeed import backward
 from odb_ref.torch import Batching, Loss, ODBDataLoader, UsageError
+from tests.helpers.capture import capture
 from tests.integrations.common import SIZES, STEPS, Model, check_coverage, check_weights, join, train_alone
 from tests.integrations.environments import resuming
 from tests.integrations.environments.run import run_script
@@ -23,9 +27,22 @@ PRECISION = 1e-5
 """ZeRO keeps its weights in single precision, whatever the model's precision."""
 
 
+VARIABLE = "ODB_DEEPSPEED_PYTHON"
+
+
+@cache
+def list_stages() -> str:
+    """Returns the stages that are right on processors with any loader. Stage 3 read what it had not received before 0.19.8."""
+    asked = "from importlib.metadata import version; print(version('deepspeed'))"
+    python = os.environ.get(VARIABLE)
+    is_old = python and Version(capture([python, "-c", asked], check=True).stdout) < Version("0.19.8")
+    return "12" if is_old else "123"
+
+
 def run(script: str, folder: Path, ranks: int, **environment: str) -> list[Any]:
     packages = "torch deepspeed transformers accelerate pytest"
-    return run_script("ODB_DEEPSPEED_PYTHON", packages, script, folder, ranks, **environment)
+    environment = {"ODB_STAGES": list_stages()} | environment
+    return run_script(VARIABLE, packages, script, folder, ranks, **environment)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -41,7 +58,7 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path, kinds
     for rank in found:
         assert [text for text in rank.pop("said") if "is not passed num_items_in_batch" not in text] == []
     for kind in kinds.split(","):
-        for stage in sorted({key[-1] for key in found[0]}):
+        for stage in list_stages():
             numbers, losses, weights = zip(*(rank[f"{kind} {stage}"] for rank in found), strict=True)
             updates = [join(update) for update in zip(*numbers, strict=True)]
             if "updates" in kind:
@@ -63,7 +80,7 @@ def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path, kind: str, rank
     """Checks: RESUME, REPLAY. Stages 1, 2 and 3, in the middle of an epoch: the same batches, losses and weights, to the last
     bit."""
     found = run("resume_deepspeed.py", tmp_path, ranks, ODB_KIND=kind)
-    for stage in found[0]:
+    for stage in list_stages():
         resuming.check([rank[stage] for rank in found], 1 if "trainer" in kind else 2)
 
 
@@ -71,7 +88,7 @@ def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path, kind: str, rank
 def test_stages_1_and_2_read_each_others_checkpoints_and_stage_3_its_own(tmp_path: Path, ranks: int) -> None:
     """Checks: RESUME. DeepSpeed itself refuses a change from or to stage 3, without a message."""
     for found in run("resume_deepspeed.py", tmp_path, ranks, ODB_KIND="stages"):
-        assert len(found) in (2, 6)
+        assert len(found) == len(list_stages()) * (len(list_stages()) - 1)
         for change, run_on in found.items():
             if "3" in change:
                 assert run_on == {"stopped": ""}, change
@@ -122,9 +139,9 @@ def test_a_newcomers_mistake_is_right_or_refused_on_every_rank(tmp_path: Path, s
     """Checks: WEIGHT, COVER. Nothing is silently wrong: weights and schedules are as they should be, or a message says what to
     do."""
     wanted = REFUSED | (REFUSED_ON_SEVERAL if ranks > 1 else {})
-    if not all(ran := run("mistakes_deepspeed.py", tmp_path, ranks, ODB_STAGE=str(stage))):
+    if str(stage) not in list_stages():
         pytest.skip("before 0.19.8, DeepSpeed is wrong on processors at stage 3, with any loader")
-    for found in ran:
+    for found in run("mistakes_deepspeed.py", tmp_path, ranks, ODB_STAGES=str(stage)):
         assert len(found) == 28
         for case, said in found.items():
             assert said == "right" or wanted.get(case, "nothing") in said, (case, said)

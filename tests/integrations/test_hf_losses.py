@@ -377,6 +377,25 @@ def test_a_gradient_that_depends_on_it_is_warned_of(tmp_path: Path) -> None:
         assert ("so it depends on how an update is divided" in said) is is_told
 
 
+class Watching(Trainer):  # type: ignore[misc]
+    """Notes whether each pass that is not of training could keep activations."""
+
+    def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if not model.training:
+            self.kept = [*getattr(self, "kept", ()), torch.is_grad_enabled()]
+        return super().compute_loss(model, *args, **kwargs)
+
+
+@pytest.mark.parametrize("is_recomputing", [False, True])
+def test_trying_a_loss_keeps_no_activations_where_training_keeps_none(tmp_path: Path, is_recomputing: bool) -> None:
+    """Spec: R4.7. There is no memory for them."""
+    model = make_model()
+    if is_recomputing:
+        model.gradient_checkpointing_enable()
+    trainer, _ = train(tmp_path, ODBOptions(token_budget=200), model, Watching)
+    assert trainer.kept == [not is_recomputing] * 8
+
+
 def test_trying_a_loss_changes_no_weight(tmp_path: Path) -> None:
     """Spec: R4.7. Random draws of the model stay those of training."""
     found = []

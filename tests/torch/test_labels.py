@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from odb_ref.torch import JobError
+from odb_ref.torch import JobError, UsageError
 from odb_ref.torch.reading.counting import LabelCheck, LabelError, count_supervised
 from odb_ref.torch.reading.measure import SupervisedCounter
 from odb_ref.torch.reading.tasks import SampleError, get_length
@@ -238,6 +238,18 @@ def test_a_loader_that_was_read_first_without_gradients_is_read_with_them() -> N
         with torch.inference_mode():
             first = count_samples(loader)
         assert first == count_samples(loader) == COUNT
+
+
+def test_a_data_set_that_lists_its_classes_in_turn_shows_several() -> None:
+    """Spec: R4.7. Samples at equal distances could be of one class, for which this loss is always 0, and tells nothing."""
+    data = [{"kind": number % 4} for number in range(32)]
+    options: dict[str, Any] = {"length_fn": lambda sample: 3, "loss_scaling": "samples"}
+    collate_fn = lambda samples: torch.tensor([sample["kind"] for sample in samples])  # noqa: E731
+    with make_loader(data, collate_fn=collate_fn, **options) as loader:
+        assert not loader.check_loss(lambda batch: torch.zeros(()))
+        assert loader.check_loss(lambda batch: batch.double().mean())
+        with pytest.raises(UsageError, match="it needs fixed batches"):
+            loader.check_loss(lambda batch: batch.double().var(correction=0))
 
 
 def test_labels_beside_no_row_of_their_length_are_refused_until_the_shift_is_said() -> None:

@@ -100,6 +100,7 @@ class SteppingTrainer(EvaluatingTrainer):
     _is_weighed = False
     """True once a loss of the present update is weighted."""
     _is_untried = True
+    """True until the loss has been tried, before the first step of a training."""
     counts_first = False
     """Whether a plain Trainer's divisor also counts first labels, which have no loss."""
     _updates: TrainerUpdates | None = None
@@ -151,7 +152,7 @@ class SteppingTrainer(EvaluatingTrainer):
         tried.eval()
         # The passes of a sharded model have collectives, and one without its backward pass would confuse it. A model that
         # recomputes activations has no room for them.
-        is_light = is_sharded(model) or self.args.gradient_checkpointing
+        is_light = is_sharded(model) or any(getattr(part, "gradient_checkpointing", False) for part in modes)
         try:
             with torch.no_grad() if is_light else nullcontext():
                 self._updates.loader.check_loss(partial(self._compute_tried, tried))
